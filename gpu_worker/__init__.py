@@ -1,0 +1,1 @@
+"""Pagewire's worker: page pool, model and sampler, with a GPU or without one."""

@@ -1,0 +1,1 @@
+"""Layers models are made of."""

@@ -1,0 +1,22 @@
+"""Pagewire's kernels: one interface, a Triton set for GPUs, a CPU set, and plain torch as the definition of correct."""
+
+from pagewire_kernels.interface import AttentionBatch, KernelSet, SamplingBatch
+
+__all__ = ["AttentionBatch", "KernelSet", "SamplingBatch", "load_kernels"]
+
+
+def load_kernels(name: str) -> KernelSet:
+    """The kernel set called ``name``: ``triton``, ``cpu`` or ``reference``. Raises ValueError for any other name."""
+    if name == "triton":
+        from pagewire_kernels.triton import TritonKernels
+
+        return TritonKernels()
+    if name == "cpu":
+        from pagewire_kernels.cpu import CpuKernels
+
+        return CpuKernels()
+    if name == "reference":
+        from pagewire_kernels.reference import ReferenceKernels
+
+        return ReferenceKernels()
+    raise ValueError(f"no kernel set {name!r}; known: triton, cpu, reference")

@@ -1,0 +1,125 @@
+"""The one interface both kernel sets (``triton`` and ``cpu``) implement; ``reference.py`` defines what is correct.
+
+Page layout, one tensor a layer (see README.md): ``kv_pages[num_pages, 2, num_kv_heads, page_size, head_dim]``, index 0 of
+the second axis holding keys, index 1 values. A (page, head) tile is contiguous. A *slot* is
+``page_id * page_size + offset in the page``.
+
+Tokens of a step are packed: sequence ``s`` owns rows ``query_starts[s]:query_starts[s + 1]`` of the packed tensors. Its
+queries are the *last* ``query_len`` tokens of its ``kv_lens[s]`` tokens, so query ``i`` of it sits at position
+``kv_lens[s] - query_len + i`` and attends to every key at a position up to its own. Sequences with one query (decodes)
+come first.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBatch:
+    """Where the packed tokens of one step live; made once a step, used by every layer.
+
+    Shapes: ``S`` sequences, ``T`` packed tokens. Everything from ``page_tables`` past a sequence's
+    ``ceil(kv_len / page_size)`` entries may be garbage and is never read.
+    """
+
+    page_tables: torch.Tensor
+    """int32 [S, max_pages]: page ids, position order."""
+    query_starts: torch.Tensor
+    """int32 [S + 1]: exclusive prefix sums of the query lengths."""
+    kv_lens: torch.Tensor
+    """int32 [S]: tokens of the sequence including this step's."""
+    positions: torch.Tensor
+    """int32 [T]: absolute position of each packed token."""
+    slots: torch.Tensor
+    """int64 [T]: slot each packed token's keys and values are written to; negative: nothing is written."""
+    num_decodes: int
+    """The first ``num_decodes`` sequences have exactly one query."""
+    max_query_len: int
+    """Largest query length (host side, for grids)."""
+    max_kv_len: int
+    """Largest ``kv_lens`` (host side, for grids and scratch)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingBatch:
+    """Sampling parameters of the ``R`` rows of a step that sample, as tensors on the logits' device."""
+
+    temperature: torch.Tensor
+    """float32 [R]: 0 means greedy (noise and truncation do not matter then)."""
+    top_k: torch.Tensor
+    """int32 [R]: 0 means off."""
+    top_p: torch.Tensor
+    """float32 [R] in (0, 1]: 1 means off."""
+    min_p: torch.Tensor
+    """float32 [R] in [0, 1): 0 means off."""
+    seeds: torch.Tensor
+    """int64 [R]: the bits of the request's unsigned 64-bit seed."""
+    output_index: torch.Tensor
+    """int32 [R]: which of a request's n outputs."""
+    output_positions: torch.Tensor
+    """int32 [R]: how many output tokens the row had before this one."""
+    all_greedy: bool
+    """Every temperature is 0 (host side: lets a set skip noise and truncation)."""
+    any_truncation: bool
+    """Some row uses top_k, top_p or min_p (host side)."""
+
+
+class KernelSet(Protocol):
+    """Operations of the hot path. Accumulation is float32 everywhere; inputs are float32, float16 or bfloat16."""
+
+    name: str
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Root-mean-square norm (arXiv 1910.07467). x [T, H], weight [H] -> [T, H] in x's dtype."""
+        ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """``residual += x`` in place, then its rms_norm. x, residual [T, H] -> [T, H]."""
+        ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """``silu(gate) * up`` (arXiv 2002.05202). gate_up [T, 2 * I], gate first -> [T, I]."""
+        ...
+
+    def rotary_kv_write(
+        self,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        kv_pages: torch.Tensor,
+        batch: AttentionBatch,
+        num_heads: int,
+        num_kv_heads: int,
+    ) -> torch.Tensor:
+        """Rotate queries and keys (arXiv 2104.09864, half-split pairs) and write keys and values to their slots.
+
+        qkv [T, (num_heads + 2 * num_kv_heads) * head_dim], heads in the order q, k, v; cos_sin float32
+        [max_positions, head_dim] (first half cosines, second half sines); kv_pages as above, written in place.
+        Returns the rotated queries [T, num_heads, head_dim]; qkv may be overwritten.
+        """
+        ...
+
+    def paged_attention(
+        self, q: torch.Tensor, kv_pages: torch.Tensor, batch: AttentionBatch, scale: float
+    ) -> torch.Tensor:
+        """Causal attention of packed queries over paged keys and values (arXiv 2309.06180).
+
+        q [T, num_heads, head_dim] -> [T, num_heads, head_dim]. Never reads a page outside a sequence's table nor a
+        slot at or past its kv_len (that memory may hold NaN).
+        """
+        ...
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """One token a row: argmax of ``logits / temperature + Gumbel noise`` over the tokens that truncation keeps.
+
+        logits [R, V] (only real vocabulary columns) -> (token ids int32 [R], status uint8 [R]: 0 fine, 1 the row
+        holds NaN and its token id is meaningless). Truncation in order: min_p, top_k, top_p, each on the distribution
+        after temperature and the steps before it; ties at the top_k border are all kept; at least one token is kept. Ties
+        in the argmax go to the lowest id. Noise: word ``id % 4`` of Philox4x32-10 (Salmon et al. 2011, SC11) with counter
+        ``(id // 4, output position, output index, 0)`` and key ``(seed low, seed high)``;
+        ``u = (word // 256 + 0.5) * 2**-24``, Gumbel ``-log(-log(u))`` in float32.
+        """
+        ...

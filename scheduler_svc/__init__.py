@@ -1,0 +1,1 @@
+"""Pagewire's scheduler service: fronts, links and the loop around the pure core."""

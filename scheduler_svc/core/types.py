@@ -1,0 +1,248 @@
+"""Values that cross the core's border: what the shell gives it and what it gives back.
+
+Everything here is frozen. Ids are plain ints and strings under NewTypes. Token ids travel as ``array('i')`` so that a token
+is four bytes and never an object of its own.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NewType
+
+RequestKey = NewType("RequestKey", int)
+"""The engine's name of one output of one request; never used twice."""
+WorkerId = NewType("WorkerId", str)
+PageId = NewType("PageId", int)
+Row = NewType("Row", int)
+StepId = NewType("StepId", int)
+PageHash = NewType("PageHash", bytes)
+"""16 bytes, see page_hash."""
+
+
+class EndReason(Enum):
+    """Why a request ended. Exactly one is reported for each request."""
+
+    STOP_TOKEN = "stop token"
+    STOP_STRING = "stop string"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time limit"
+    DEADLINE = "deadline"
+    WORKER_LOST = "worker lost"
+    NAN = "nan"
+    STEP_FAILED = "step failed"
+    NO_PAGES = "no pages"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreConfig:
+    """Limits and policies; counts are tokens unless named otherwise."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    """Most requests running on one worker."""
+    max_model_len: int | None = None
+    """None: the worker's."""
+    enable_prefix_caching: bool = True
+    long_prefill_token_threshold: int = 0
+    """Most tokens of one prompt in one step; 0: no limit of its own."""
+    max_steps_in_flight: int = 2
+    worker_lost_seconds: float = 5.0
+    max_queued_requests: int = 0
+    """0: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Carried to the worker untouched."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    output_index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRequest:
+    """One output to generate. A request for n outputs is n of these with the same prompt."""
+
+    key: RequestKey
+    prompt: "array[int]"
+    page_hashes: Sequence[PageHash] = ()
+    """Chained hashes of the prompt's full pages."""
+    root_hash: bytes = b""
+    """Root of the chain, to continue it; empty: the prefix cache is neither read nor filled."""
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    hold_endings: bool = False
+    """Endings by length or token are provisional until ``stop`` or ``scanned``."""
+    priority: int = 0
+    deadline: float | None = None
+    """Absolute, on the clock of ``now``: a hard end."""
+    time_limit: float | None = None
+    """Absolute: a soft end."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCard:
+    """What the core must know of a worker."""
+
+    worker_id: WorkerId
+    num_pages: int
+    page_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    first_step_id: StepId = StepId(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRow:
+    """A row that begins: all its token ids, and how many of them its first pages already hold."""
+
+    row: Row
+    num_prompt_tokens: int
+    token_ids: "array[int]"
+    num_cached_tokens: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    page: PageId
+    hash: PageHash
+    parent: PageHash
+    """Sixteen zero bytes for a first page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """One step of one worker, as changes to its rows; see protos/pagewire/internal/v1/worker.proto for the meaning."""
+
+    worker_id: WorkerId
+    step_id: StepId
+    releases: Sequence[Row] = ()
+    new_rows: Sequence[NewRow] = ()
+    append_rows: "array[int]"
+    append_pages: "array[int]"
+    copy_sources: "array[int]"
+    copy_destinations: "array[int]"
+    chunk_rows: "array[int]"
+    chunk_tokens: "array[int]"
+    idle_rows: "array[int]"
+    published: Sequence[Published] = ()
+    evicted_pages: "array[int]"
+    num_scheduled_rows: int
+    num_scheduled_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a worker says of a step."""
+
+    worker_id: WorkerId
+    step_id: StepId
+    rows: "array[int]"
+    token_ids: "array[int]"
+    statuses: bytes = b""
+    """One byte a row: 0 fine, 1 NaN; empty: all fine."""
+    failed: bool = False
+    """The step as a whole failed: no row sampled, no page was reliably written."""
+
+
+# Events: what the core tells the shell. Tokens of a request always come before its end.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    key: RequestKey
+    worker_id: WorkerId
+    num_cached_tokens: int
+    resumed: bool
+    """Admitted again after a preemption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillProgress:
+    key: RequestKey
+    num_computed_tokens: int
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempted:
+    key: RequestKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTokens:
+    """Output tokens of one request, in order, each reported once."""
+
+    key: RequestKey
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An ending waits for ``stop`` or ``scanned``."""
+
+    key: RequestKey
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The request is over and nothing of it is held any more; its pages are free once steps in flight are done."""
+
+    key: RequestKey
+    reason: EndReason
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_recomputed_tokens: int
+    stop_token_id: int | None
+    submitted_at: float
+    admitted_at: float | None
+    first_token_at: float | None
+    last_token_at: float | None
+    ended_at: float
+    worker_id: WorkerId | None
+    stage: str
+    """"queue", "prefill" or "decode": where it was."""
+
+
+Event = Admitted | PrefillProgress | Preempted | NewTokens | Held | Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """A snapshot of the core; the first four are now, the others since start."""
+
+    num_running: int
+    num_waiting: int
+    num_workers: int
+    pages: "dict[WorkerId, PageCounts]"
+    num_preemptions: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_wasted_tokens: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageCounts:
+    """free + held + cached = all. Pages that wait for steps in flight count as held."""
+
+    num_pages: int
+    num_free: int
+    num_held: int
+    num_cached: int
+    num_running: int
+    num_steps: int
