@@ -75,9 +75,7 @@ class KernelSet(Protocol):
         """Root-mean-square norm (arXiv 1910.07467). x [T, H], weight [H] -> [T, H] in x's dtype."""
         ...
 
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """``residual += x`` in place, then its rms_norm. x, residual [T, H] -> [T, H]."""
         ...
 

@@ -155,7 +155,7 @@ class StepResult:
     """The step as a whole failed: no row sampled, no page was reliably written."""
 
 
-# Events: what the core tells the shell. Tokens of a request always come before its end.
+# Events: what the core tells the shell.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,14 +178,6 @@ class PrefillProgress:
 class Preempted:
     key: RequestKey
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewTokens:
-    """Output tokens of one request, in order, each reported once."""
-
-    key: RequestKey
-    token_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,10 +206,21 @@ class Ended:
     ended_at: float
     worker_id: WorkerId | None
     stage: str
-    """"queue", "prefill" or "decode": where it was."""
+    """Where it was: queue, prefill or decode."""
 
 
-Event = Admitted | PrefillProgress | Preempted | NewTokens | Held | Ended
+Event = Admitted | PrefillProgress | Preempted | Held | Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """What one step result brought. Apply the tokens first, then the events."""
+
+    keys: Sequence[RequestKey] = ()
+    """Requests that got a token, each at most once."""
+    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    """Their tokens; same length as ``keys``."""
+    events: Sequence[Event] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
