@@ -1,7 +1,7 @@
 """Values that cross the core's border: what the shell gives it and what it gives back.
 
-Everything here is frozen. Ids are plain ints and strings under NewTypes. Token ids travel as ``array('i')`` so that a token
-is four bytes and never an object of its own.
+Everything here is frozen. Ids are plain ints and strings under NewTypes. Token ids travel as ``array('i')`` so that a
+token is four bytes and never an object of its own.
 """
 
 from array import array
