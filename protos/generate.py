@@ -1,9 +1,13 @@
-"""Generates the Python stubs beside the protos; run by `make protos`, and by the test that looks for drift.
+"""Generates the Python stubs beside the protos; run by `make protos`, and by the checks that look for drift.
 
-usage: python protos/generate.py [OUT]     (default: beside the protos)
+usage: python protos/generate.py [--check | OUT]     (default: beside the protos)
+
+--check writes nothing: it generates into a temporary folder, names every committed stub that differs, is missing or has
+no proto any more, and exits with 1 if there is one.
 """
 
 import sys
+import tempfile
 from pathlib import Path
 
 import google.rpc.status_pb2
@@ -11,6 +15,7 @@ import grpc_tools
 from grpc_tools import protoc
 
 ROOT = Path(__file__).parent
+SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 
 
 def generate(out: Path) -> None:
@@ -26,5 +31,27 @@ def generate(out: Path) -> None:
             raise SystemExit(f"protoc failed on {name}")
 
 
+def stubs(root: Path) -> dict[str, bytes]:
+    """Every stub under ``root`` by its path relative to it."""
+    files = (path for path in (root / "pagewire").rglob("*") if path.name.endswith(SUFFIXES))
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+def drifted() -> list[str]:
+    """Stubs that are not byte for byte what the protos give, missing and left-over ones included."""
+    with tempfile.TemporaryDirectory() as out:
+        generate(Path(out))
+        fresh = stubs(Path(out))
+    committed = stubs(ROOT)
+    return sorted(name for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name))
+
+
+def main(args: list[str]) -> None:
+    if args != ["--check"]:
+        generate(Path(args[0]) if args else ROOT)
+    elif names := drifted():
+        raise SystemExit("not what the protos give (run `make protos`):\n  " + "\n  ".join(names))
+
+
 if __name__ == "__main__":
-    generate(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)
+    main(sys.argv[1:])

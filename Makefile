@@ -1,0 +1,103 @@
+# Everything a newcomer or a CI machine runs. `make demo` shows the product, `make check` and `make test` judge it.
+#
+# The environment lives in .venv and is installed once: a stamp file makes later runs take no time, and a change of
+# pyproject.toml or of the constraints installs again. PYTHON names the interpreter to make it with.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+ARGS ?=
+
+# Without an NVIDIA GPU the versions of constraints-cpu.txt are installed; with one, those pip chooses for it.
+ifeq ($(shell command -v nvidia-smi 2>/dev/null),)
+CONSTRAINTS := -c constraints-cpu.txt
+TORCH := torch
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo serve check format test test-gpu bench soak protos drift breaking clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.11 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by itself: a range asked for later never replaces it by a larger build.
+$(VENV)/.torch: constraints-cpu.txt | $(BIN)/python
+	$(if $(TORCH),$(PIP) install $(CONSTRAINTS) $(TORCH))
+	@touch $@
+
+$(VENV)/.runtime: pyproject.toml $(VENV)/.torch
+	$(PIP) install $(CONSTRAINTS) -e '.[all]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(PIP) install $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.dev ## make .venv and install everything into it
+
+demo: $(VENV)/.runtime ## start the whole stack, stream a chat and eight completions, stop it
+	@$(BIN)/python -m pagewire_client.cli demo $(ARGS)
+
+serve: $(VENV)/.runtime ## serve a model until Ctrl-C (ARGS="MODEL --port ...")
+	@$(BIN)/python -m pagewire_client.cli serve $(ARGS)
+
+check: $(VENV)/.dev ## format, lint, types, import rules, protos, generated code, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint protos
+	@$(MAKE) --no-print-directory breaking drift
+	$(BIN)/codespell
+
+format: $(VENV)/.dev ## rewrite files as `make check` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Compared with the last release, else with the main branch; a checkout that knows neither has nothing to compare with.
+breaking: $(VENV)/.dev
+	@base=$$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null \
+	  || git rev-parse --quiet --verify origin/main || git rev-parse --quiet --verify main || true); \
+	if [ -n "$$base" ] && git cat-file -e "$$base:protos/buf.yaml" 2>/dev/null; then \
+	  echo "buf breaking protos (against $$base)"; \
+	  old=$$(mktemp -d) && trap 'rm -rf "$$old"' EXIT && git archive "$$base" protos | tar -x -C "$$old" \
+	  && $(BIN)/buf breaking protos --against "$$old/protos"; \
+	else echo "buf breaking: no earlier protos to compare with"; fi
+
+drift: $(VENV)/.dev
+	$(BIN)/python protos/generate.py --check
+
+protos: $(VENV)/.dev ## generate the Python stubs beside the protos
+	$(BIN)/python protos/generate.py
+
+# Kernel tests are a process of their own: Triton's interpreter is chosen before Triton is imported. Threads of several
+# workers on few cores must sleep at barriers, not spin.
+test: export OMP_WAIT_POLICY = PASSIVE
+test: $(VENV)/.dev ## all tests; those for a GPU join where there is one
+	@status=0; \
+	$(PYTEST) tests/kernel || status=1; \
+	$(PYTEST) --ignore=tests/kernel || status=1; \
+	exit $$status
+
+test-gpu: $(VENV)/.dev ## the tests for a GPU alone
+	$(PYTEST) tests/gpu $(ARGS)
+
+bench: $(VENV)/.dev ## measure Pagewire on the workloads A to E
+	$(BIN)/python -m benchmarks.run --engine pagewire --workload A,B,C,D,E --json $(ARGS)
+
+soak: export OMP_WAIT_POLICY = PASSIVE
+soak: export HYPOTHESIS_PROFILE = soak
+soak: $(VENV)/.dev ## the long tests: full fuzzing, endurance
+	$(PYTEST) -m soak --timeout=3600 $(ARGS)
+
+clean: ## remove the environment and everything generated outside git
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
