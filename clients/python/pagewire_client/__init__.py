@@ -1,1 +1,92 @@
-"""Clients of a Pagewire server."""
+"""Client library of Pagewire: sync and async clients, a local stack, the model fetcher.
+
+from pagewire_client import Client
+with Client("127.0.0.1:50051") as client:
+    print(client.generate("The capital of France is", max_tokens=8).text)
+"""
+
+from .aio import AsyncClient, AsyncStream
+from .channel import Tls
+from .client import Client, Stream
+from .errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    FetchError,
+    FieldViolation,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    PagewireError,
+    PermissionDeniedError,
+    RequestCancelledError,
+    ServerError,
+    StackError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
+from .results import (
+    Admitted,
+    ChatMessage,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Generation,
+    HealthStatus,
+    Heartbeat,
+    Load,
+    Model,
+    Output,
+    Preempted,
+    Prefill,
+    Queued,
+    Summary,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+
+__all__ = [
+    "Admitted",
+    "AlreadyExistsError",
+    "AsyncClient",
+    "AsyncStream",
+    "ChatMessage",
+    "Client",
+    "DeadlineExceededError",
+    "Delta",
+    "Event",
+    "FetchError",
+    "FieldViolation",
+    "FinishReason",
+    "Finished",
+    "Generation",
+    "HealthStatus",
+    "Heartbeat",
+    "InternalError",
+    "InvalidRequestError",
+    "Load",
+    "Model",
+    "NotFoundError",
+    "Output",
+    "OverloadedError",
+    "PagewireError",
+    "PermissionDeniedError",
+    "Preempted",
+    "Prefill",
+    "Queued",
+    "RequestCancelledError",
+    "ServerError",
+    "StackError",
+    "Stream",
+    "Summary",
+    "Timings",
+    "Tls",
+    "TokenLogprob",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+    "Usage",
+]

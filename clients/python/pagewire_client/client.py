@@ -1,0 +1,219 @@
+"""The synchronous client. Safe to use from several threads; a child process made by fork needs a client of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from pagewire.v1 import admin_pb2, generation_pb2, model_pb2
+from pagewire.v1.admin_pb2_grpc import AdminServiceStub
+from pagewire.v1.generation_pb2_grpc import GenerationServiceStub
+from pagewire.v1.model_pb2_grpc import ModelServiceStub
+
+from . import convert
+from .channel import Tls, call_metadata, channel_options, health_number, health_request
+from .errors import RequestCancelledError, from_rpc_error
+from .joining import Joiner
+from .options import GenerateOptions, Messages, Prompt, chat_request, fill_chat, prompt_options, text_request
+from .results import Event, Generation, HealthStatus, Load, Model
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+DEFAULT_TARGET = "127.0.0.1:50051"
+READ_TIMEOUT_SECONDS = 30.0
+
+
+class Stream:
+    """The events of one request, as they come.
+
+    Leaving its ``with`` block, ``cancel`` and dropping it cancel the request.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._joiner = Joiner()
+        self.request_id = ""
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        try:
+            while True:
+                message = next(self._call)
+                self.request_id = message.request_id or self.request_id
+                event = convert.event(message)
+                if event is not None:
+                    self._joiner.add(event)
+                    return event
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+
+    def join(self) -> Generation:
+        """Reads the rest and returns the whole, what was already iterated over included."""
+        for _ in self:
+            pass
+        return self._joiner.result(self.request_id)
+
+    def cancel(self) -> None:
+        """Cancels the request; iterating further raises RequestCancelledError. Does nothing after the end."""
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self.cancel()
+
+
+class Client:
+    """Calls one server.
+
+    ``timeout`` (seconds) is the default deadline of every call; without one, generation has none and reads have 30 s.
+    ``internal_target`` is where ``load`` asks (default: ``target``). ``token`` is sent as a bearer; use it with
+    ``tls``. Every method raises the tree of ``errors``.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        internal_target: str | None = None,
+        timeout: float | None = None,
+        tls: Tls | None = None,
+        token: str | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.target = target
+        self._timeout = timeout
+        self._metadata = call_metadata(token, metadata)
+        self._channel = _open(target, tls)
+        self._internal = self._channel if internal_target is None else _open(internal_target, tls)
+        self._generation = GenerationServiceStub(self._channel)
+        self._models = ModelServiceStub(self._channel)
+
+    def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generation:
+        """Continues a text or token ids; returns when all outputs have ended."""
+        return self._generate_once(text_request(prompt, options), timeout)
+
+    def chat(
+        self, messages: Messages, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generation:
+        """Answers a conversation; returns when all outputs have ended."""
+        return self._generate_once(chat_request(messages, options), timeout)
+
+    def stream(self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]) -> Stream:
+        """Continues a text or token ids; yields events as they come."""
+        return self._stream(text_request(prompt, options), timeout)
+
+    def stream_chat(
+        self, messages: Messages, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Stream:
+        """Answers a conversation; yields events as they come."""
+        return self._stream(chat_request(messages, options), timeout)
+
+    def cancel(self, request_id: str, *, timeout: float | None = None) -> None:
+        """Ends a request from elsewhere; its stream ends with CANCELLED outputs. Raises: NotFoundError."""
+        message = generation_pb2.CancelRequestRequest(request_id=request_id)
+        self._read(self._generation.CancelRequest, message, timeout)
+
+    def tokenize(
+        self, prompt: str | Messages, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> tuple[int, ...]:
+        """Token ids the model would see for a text or a conversation."""
+        message = tokenize_request(prompt, dict(options))
+        return tuple(self._read(self._generation.Tokenize, message, timeout).token_ids)
+
+    def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None, timeout: float | None = None
+    ) -> str:
+        """Text of token ids."""
+        message = generation_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        text: str = self._read(self._generation.Detokenize, message, timeout).text
+        return text
+
+    def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
+        """The served models; empty until a worker has joined."""
+        response = self._read(self._models.ListModels, model_pb2.ListModelsRequest(), timeout)
+        return tuple(convert.model(model) for model in response.models)
+
+    def model(self, name: str = "", *, timeout: float | None = None) -> Model:
+        """One model; an empty name means the served one. Raises: NotFoundError."""
+        return convert.model(self._read(self._models.GetModel, model_pb2.GetModelRequest(name=name), timeout).model)
+
+    def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
+        """Whether the server (or one of its services) can serve. Raises: UnavailableError when nothing answers."""
+        check = self._channel.unary_unary(
+            "/grpc.health.v1.Health/Check", request_serializer=health_request, response_deserializer=health_number
+        )
+        return HealthStatus(self._read(check, service, timeout))
+
+    def load(self, *, timeout: float | None = None) -> Load:
+        """Counts of requests, pages and tokens, from the internal port."""
+        stub = AdminServiceStub(self._internal)
+        return convert.load(self._read(stub.GetLoad, admin_pb2.GetLoadRequest(), timeout))
+
+    def close(self) -> None:
+        """Closes the connection; calls still running end with RequestCancelledError."""
+        self._channel.close()
+        if self._internal is not self._channel:
+            self._internal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _generate_once(self, request: generation_pb2.GenerateRequest, timeout: float | None) -> Generation:
+        message = generation_pb2.GenerateOnceRequest(request=request)
+        deadline = self._timeout if timeout is None else timeout
+        return convert.generation(self._call(self._generation.GenerateOnce, message, deadline))
+
+    def _stream(self, request: generation_pb2.GenerateRequest, timeout: float | None) -> Stream:
+        deadline = self._timeout if timeout is None else timeout
+        return Stream(self._generation.Generate(request, timeout=deadline, metadata=self._metadata))
+
+    def _read(self, method: Callable[..., Any], message: Any, timeout: float | None) -> Any:
+        return self._call(method, message, read_timeout(timeout, self._timeout))
+
+    def _call(self, method: Any, message: Any, timeout: float | None) -> Any:
+        """One unary call, cancelled when this thread is interrupted (Ctrl-C) while it waits."""
+        call = method.future(message, timeout=timeout, metadata=self._metadata)
+        try:
+            return call.result()
+        except grpc.FutureCancelledError:
+            raise RequestCancelledError("the client was closed", code=grpc.StatusCode.CANCELLED) from None
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        except BaseException:
+            call.cancel()
+            raise
+
+
+def read_timeout(timeout: float | None, default: float | None) -> float:
+    """Deadline of a read: the call's, else the client's, else 30 s."""
+    if timeout is not None:
+        return timeout
+    return READ_TIMEOUT_SECONDS if default is None else default
+
+
+def tokenize_request(prompt: str | Messages, options: dict[str, Any]) -> generation_pb2.TokenizeRequest:
+    """The message for ``tokenize``."""
+    message = generation_pb2.TokenizeRequest(model=options.get("model") or "", prompt_options=prompt_options(options))
+    if isinstance(prompt, str):
+        message.text = prompt
+    else:
+        fill_chat(message.chat, prompt, options)
+    return message
+
+
+def _open(target: str, tls: Tls | None) -> grpc.Channel:
+    if tls is None:
+        return grpc.insecure_channel(target, options=channel_options(None))
+    return grpc.secure_channel(target, tls.credentials(), options=channel_options(tls))
