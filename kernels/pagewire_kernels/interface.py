@@ -105,8 +105,9 @@ class KernelSet(Protocol):
     ) -> torch.Tensor:
         """Causal attention of packed queries over paged keys and values (arXiv 2309.06180).
 
-        q [T, num_heads, head_dim] -> [T, num_heads, head_dim]. Never reads a page outside a sequence's table nor a
-        slot at or past its kv_len (that memory may hold NaN).
+        q [T, num_heads, head_dim] -> [T, num_heads, head_dim], contiguous. Never reads a page outside a sequence's table
+        nor a slot at or past its kv_len (that memory may hold NaN). A sequence with kv_len 0 is padding: its queries'
+        outputs are zero. Outputs of rows past the last sequence's are unspecified.
         """
         ...
 
@@ -114,10 +115,11 @@ class KernelSet(Protocol):
         """One token a row: argmax of ``logits / temperature + Gumbel noise`` over the tokens that truncation keeps.
 
         logits [R, V] (only real vocabulary columns) -> (token ids int32 [R], status uint8 [R]: 0 fine, 1 the row
-        holds NaN and its token id is meaningless). Truncation in order: min_p, top_k, top_p, each on the distribution
-        after temperature and the steps before it; ties at the top_k border are all kept; at least one token is kept. Ties
-        in the argmax go to the lowest id. Noise: word ``id % 4`` of Philox4x32-10 (Salmon et al. 2011, SC11) with counter
-        ``(id // 4, output position, output index, 0)`` and key ``(seed low, seed high)``;
-        ``u = (word // 256 + 0.5) * 2**-24``, Gumbel ``-log(-log(u))`` in float32.
+        holds NaN and its token id is meaningless, though a valid id). Truncation in order: min_p, top_k, top_p, each on
+        the distribution after temperature and the steps before it (``truncation.py`` defines them exactly); ties at a
+        border are all kept; at least one token is kept. Ties in the argmax go to the lowest id. Noise: word ``id % 4`` of
+        Philox4x32-10 (Salmon et al. 2011, SC11) with counter ``(id // 4, output position, output index, 0)`` and key
+        ``(seed low, seed high)``; ``u = (word // 512 + 0.5) * 2**-23`` (exact in float32 and never 1, which would make
+        the noise infinite), Gumbel ``-log(-log(u))`` in float32.
         """
         ...

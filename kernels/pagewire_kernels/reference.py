@@ -1,0 +1,137 @@
+"""The definition of correct: every operation in plain torch, one sequence and one row at a time, float32 inside.
+
+Slow on purpose. Both other kernel sets are tested against this one; it shares with them only the page layout, the noise
+generator (``philox.py``) and the meaning of truncation (``truncation.py``).
+"""
+
+import torch
+
+from pagewire_kernels.interface import AttentionBatch, SamplingBatch
+from pagewire_kernels.philox import gumbel, noise_words
+from pagewire_kernels.truncation import mass_limit, masses, scale_logits
+
+
+class ReferenceKernels:
+    """Plain torch on any device. Outputs of padded tokens and sequences (kv_len 0) are zero."""
+
+    name = "reference"
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        residual.add_(x)
+        return self.rms_norm(residual, weight, eps)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
+
+    def rotary_kv_write(
+        self,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        kv_pages: torch.Tensor,
+        batch: AttentionBatch,
+        num_heads: int,
+        num_kv_heads: int,
+    ) -> torch.Tensor:
+        _, _, _, page_size, head_dim = kv_pages.shape
+        heads = qkv.view(qkv.shape[0], -1, head_dim)
+        q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        cos, sin = cos_sin[batch.positions.long()][:, None].chunk(2, dim=-1)
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        for token, slot in enumerate(batch.slots.tolist()):
+            if slot >= 0:
+                kv_pages[slot // page_size, 0, :, slot % page_size] = k[token]
+                kv_pages[slot // page_size, 1, :, slot % page_size] = v[token]
+        return q
+
+    def paged_attention(
+        self, q: torch.Tensor, kv_pages: torch.Tensor, batch: AttentionBatch, scale: float
+    ) -> torch.Tensor:
+        out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+        starts, kv_lens = batch.query_starts.tolist(), batch.kv_lens.tolist()
+        for sequence, kv_len in enumerate(kv_lens):
+            first, last = starts[sequence], starts[sequence + 1]
+            if kv_len > 0 and last > first:
+                keys, values = _sequence_kv(kv_pages, batch.page_tables[sequence], kv_len)
+                out[first:last] = _causal_attention(q[first:last], keys, values, scale)
+        return out
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        token_ids, status = [], []
+        for row in range(logits.shape[0]):
+            is_nan = bool(logits[row].isnan().any())
+            token_ids.append(0 if is_nan else _sample_row(logits[row], batch, row))
+            status.append(int(is_nan))
+        device = logits.device
+        return (
+            torch.tensor(token_ids, dtype=torch.int32, device=device),
+            torch.tensor(status, dtype=torch.uint8, device=device),
+        )
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, D]; cos, sin float32 [T, 1, D / 2]: the halves of D are the pairs' two parts."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def _sequence_kv(kv_pages: torch.Tensor, page_table: torch.Tensor, kv_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 keys and values [kv_len, num_kv_heads, head_dim] of one sequence."""
+    page_size = kv_pages.shape[3]
+    positions = torch.arange(kv_len, device=kv_pages.device)
+    page_ids = page_table[: -(-kv_len // page_size)].long()[positions // page_size]
+    offsets = positions % page_size
+    return kv_pages[page_ids, 0, :, offsets].float(), kv_pages[page_ids, 1, :, offsets].float()
+
+
+def _causal_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """q [n, H, D] are the last n of the L tokens in keys, values [L, Hkv, D]."""
+    query_len, num_heads, _ = q.shape
+    kv_len, num_kv_heads, _ = keys.shape
+    keys = keys.repeat_interleave(num_heads // num_kv_heads, dim=1)
+    values = values.repeat_interleave(num_heads // num_kv_heads, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
+    query_positions = torch.arange(kv_len - query_len, kv_len, device=q.device)
+    hidden = torch.arange(kv_len, device=q.device)[None, :] > query_positions[:, None]
+    weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+
+
+def _sample_row(logits: torch.Tensor, batch: SamplingBatch, row: int) -> int:
+    temperature = float(batch.temperature[row])
+    if temperature == 0.0:
+        return int(_first_argmax(logits.float()))
+    scaled = scale_logits(logits, temperature)
+    threshold = truncation_threshold(
+        scaled, int(batch.top_k[row]), float(batch.top_p[row]), float(batch.min_p[row])
+    )
+    token_ids = torch.arange(logits.shape[0], device=logits.device)
+    words = noise_words(
+        token_ids, int(batch.seeds[row]), int(batch.output_positions[row]), int(batch.output_index[row])
+    )
+    noisy = torch.where(scaled >= threshold, scaled + gumbel(words), float("-inf"))
+    return int(_first_argmax(noisy))
+
+
+def _first_argmax(values: torch.Tensor) -> torch.Tensor:
+    """Lowest index of the maximum, which torch.argmax does not promise on every device."""
+    return (values == values.max()).nonzero()[0, 0]
+
+
+def truncation_threshold(scaled: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+    """Smallest value of ``scaled`` [V] (float32, ``logits / temperature``) that min_p, top_k and top_p keep, in order."""
+    kept = torch.sort(scaled, descending=True).values
+    peak = kept[0]
+    if min_p > 0.0:
+        kept = kept[kept >= peak + torch.log(torch.tensor(min_p, dtype=torch.float32, device=scaled.device))]
+    if 0 < top_k < kept.shape[0]:
+        kept = kept[kept >= kept[top_k - 1]]
+    if top_p < 1.0:
+        mass = masses(kept, peak)
+        above = torch.cumsum(mass, dim=0) - mass
+        kept = kept[kept >= kept[above < mass_limit(mass.sum(), top_p)][-1]]
+    return kept[-1]

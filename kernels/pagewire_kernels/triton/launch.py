@@ -1,0 +1,92 @@
+"""Launch rules shared by the kernels: every choice follows from shapes, dtype and backend alone, never from contents.
+
+A tile in this package is the part of a tensor one program handles at once. Tile sizes are fixed here rather than
+autotuned, so that a step never times or compiles anything once every shape has been warmed.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+PROGRAMS_PER_PROCESSOR = 4
+"""Attention programs that fit one streaming multiprocessor at a time (registers and shared memory, sm_90)."""
+MAX_SPLITS = 32
+MIN_SPLIT_TOKENS = 256
+"""A split of a sequence below this costs more to combine than it saves."""
+_INTERPRETER_PROCESSORS = 132
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionTiles:
+    """Tile sizes of one attention launch."""
+
+    rows: int
+    """Query rows (tokens x heads of a group) of a tile; a power of two of at least 16."""
+    tokens: int
+    """Key/value tokens of a tile."""
+    num_warps: int
+    num_stages: int
+
+
+def next_power_of_two(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    return -(-value // divisor)
+
+
+@lru_cache
+def num_processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a device; a fixed number in the interpreter."""
+    if device.type != "cuda":
+        return _INTERPRETER_PROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def on_hip() -> bool:
+    return torch.version.hip is not None
+
+
+def num_splits(num_sequences: int, num_kv_heads: int, max_kv_len: int, processors: int) -> int:
+    """Parts each sequence's keys are split into so that a decode step fills the device; a power of two."""
+    wanted = next_power_of_two(ceil_div(processors * PROGRAMS_PER_PROCESSOR, max(1, num_sequences * num_kv_heads)))
+    useful = next_power_of_two(ceil_div(max_kv_len, MIN_SPLIT_TOKENS))
+    return max(1, min(wanted, useful, MAX_SPLITS))
+
+
+def decode_tiles(group_size: int, dtype: torch.dtype, hip: bool) -> AttentionTiles:
+    """Tiles for one query a sequence: the group's heads padded to what a matrix instruction needs."""
+    rows = max(16, next_power_of_two(group_size))
+    if dtype == torch.float32:
+        return AttentionTiles(rows=rows, tokens=32, num_warps=4, num_stages=1 if hip else 2)
+    return AttentionTiles(rows=rows, tokens=64, num_warps=4, num_stages=1 if hip else 3)
+
+
+def chunk_tiles(max_query_len: int, group_size: int, dtype: torch.dtype, hip: bool) -> AttentionTiles:
+    """Tiles for chunks: 128 rows in 8 warps once a chunk fills them (128 rows in 4 warps spill on sm_90)."""
+    if dtype == torch.float32:
+        return AttentionTiles(rows=64, tokens=32, num_warps=8, num_stages=1 if hip else 2)
+    if max_query_len * group_size <= 64:
+        return AttentionTiles(rows=64, tokens=64, num_warps=4, num_stages=1 if hip else 3)
+    return AttentionTiles(rows=128, tokens=64, num_warps=8, num_stages=1 if hip else 3)
+
+
+def check_attention_shapes(q: torch.Tensor, kv_pages: torch.Tensor) -> tuple[int, int, int, int]:
+    """(num_heads, num_kv_heads, head_dim, page_size) of a launch.
+
+    Raises:
+        ValueError: shapes or strides that the kernels do not address.
+    """
+    num_heads, head_dim = q.shape[1], q.shape[2]
+    _, two, num_kv_heads, page_size, kv_head_dim = kv_pages.shape
+    if two != 2 or kv_head_dim != head_dim or num_heads % num_kv_heads:
+        raise ValueError(f"queries {tuple(q.shape)} do not fit pages {tuple(kv_pages.shape)}")
+    if head_dim < 16 or head_dim & (head_dim - 1):
+        raise ValueError(f"head_dim {head_dim} is not a power of two of at least 16")
+    if num_heads // num_kv_heads > 64:
+        raise ValueError(f"{num_heads} query heads over {num_kv_heads} key/value heads: groups over 64 do not fit a tile")
+    if not kv_pages.is_contiguous() or q.stride(2) != 1 or q.stride(1) != head_dim:
+        raise ValueError("pages must be contiguous and queries contiguous but for the token stride")
+    return num_heads, num_kv_heads, head_dim, page_size

@@ -1,0 +1,190 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# ruff: noqa: N803, N806
+"""Attention of one query a sequence over its pages (arXiv 2309.06180), split along the keys (flash decoding).
+
+One program handles the query heads that share a key/value head over one split of the sequence, so every key is read
+once. A sequence short enough for one split is finished there; otherwise each split leaves its normalised partial result
+and its log-sum-exp, and a second small kernel combines them in split order. No atomics: results do not depend on timing.
+The split of a sequence depends on its length and on the launch's shape alone.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from pagewire_kernels.interface import AttentionBatch
+from pagewire_kernels.triton.launch import (
+    MIN_SPLIT_TOKENS,
+    check_attention_shapes,
+    decode_tiles,
+    num_processors,
+    num_splits,
+    on_hip,
+)
+from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_rows, softmax_step
+
+
+@triton.jit
+def split_tokens(kv_len, NUM_SPLITS: tl.constexpr, MIN_SPLIT: tl.constexpr, TILE: tl.constexpr):
+    """Tokens of one split: a multiple of TILE, at least MIN_SPLIT."""
+    return tl.maximum(tl.cdiv(tl.cdiv(kv_len, NUM_SPLITS), TILE) * TILE, MIN_SPLIT)
+
+
+@triton.jit(do_not_specialize=["page_tables_ptr", "kv_lens_ptr", "page_table_stride"])
+def paged_decode_kernel(
+    q_ptr,
+    kv_pages_ptr,
+    page_tables_ptr,
+    kv_lens_ptr,
+    out_ptr,
+    partial_ptr,
+    log_sum_ptr,
+    scale,
+    page_table_stride,
+    Q_STRIDE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """One split of one (sequence, key/value head). Grid (S, NUM_KV_HEADS, NUM_SPLITS)."""
+    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    sequence = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    kv_len = tl.load(kv_lens_ptr + sequence)
+    tokens_per_split = split_tokens(kv_len, NUM_SPLITS, MIN_SPLIT, TILE)
+    begin = split * tokens_per_split
+    end = tl.minimum(begin + tokens_per_split, kv_len)
+    if (begin >= kv_len) & (split > 0):
+        return
+
+    # q, weighted [ROWS, HEAD_DIM]; rows past GROUP are padding
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, HEAD_DIM)
+    exists = (rows < GROUP)[:, None]
+    head_offsets = (kv_head * GROUP + rows)[:, None] * HEAD_DIM + dims[None, :]
+    q = tl.load(q_ptr + sequence * Q_STRIDE + head_offsets, mask=exists, other=0.0)
+    peak = tl.full([ROWS], LOWEST, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    weighted = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    page_table_ptr = page_tables_ptr + sequence * page_table_stride
+    for first_token in tl.range(begin, end, TILE, num_stages=NUM_STAGES):
+        visible = first_token + tl.arange(0, TILE) < end
+        key_rows = page_rows(page_table_ptr, first_token, end, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
+        keys = tl.load(
+            kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None], mask=visible[None, :], other=0.0
+        )
+        scores = tl.dot(q, keys, input_precision="ieee") * (scale * LOG2_E)
+        scores = tl.where(visible[None, :], scores, LOWEST)
+        value_rows = key_rows + NUM_KV_HEADS * PAGE_SIZE
+        values = tl.load(
+            kv_pages_ptr + value_rows[:, None] * HEAD_DIM + dims[None, :], mask=visible[:, None], other=0.0
+        )
+        peak, total, weighted = softmax_step(scores, values, peak, total, weighted)
+
+    # A padded sequence (kv_len 0) has total 0 and writes zeros.
+    result = weighted / tl.maximum(total, 1.0e-30)[:, None]
+    if tokens_per_split >= kv_len:
+        out_target = out_ptr + sequence * (NUM_HEADS * HEAD_DIM) + head_offsets
+        tl.store(out_target, result.to(out_ptr.dtype.element_ty), mask=exists)
+    else:
+        partial_row = ((sequence * NUM_KV_HEADS + kv_head) * NUM_SPLITS + split) * ROWS + rows
+        tl.store(partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :], result, mask=exists)
+        tl.store(log_sum_ptr + partial_row, peak + tl.log2(total), mask=rows < GROUP)
+
+
+@triton.jit(do_not_specialize=["kv_lens_ptr"])
+def combine_splits_kernel(
+    kv_lens_ptr,
+    out_ptr,
+    partial_ptr,
+    log_sum_ptr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+):
+    """Weighs the partial results of one (sequence, head), in split order. Grid (S, NUM_HEADS)."""
+    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    sequence = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    kv_len = tl.load(kv_lens_ptr + sequence)
+    tokens_per_split = split_tokens(kv_len, NUM_SPLITS, MIN_SPLIT, TILE)
+    if tokens_per_split >= kv_len:
+        return
+    splits_used = tl.cdiv(kv_len, tokens_per_split)
+    dims = tl.arange(0, HEAD_DIM)
+    splits = tl.arange(0, NUM_SPLITS)
+    first_row = (sequence * NUM_KV_HEADS + head // GROUP) * (NUM_SPLITS * ROWS) + head % GROUP
+    log_sums = tl.load(log_sum_ptr + first_row + splits * ROWS, mask=splits < splits_used, other=LOWEST)
+    peak = tl.max(log_sums, 0)
+    total = tl.sum(tl.exp2(log_sums - peak), 0)
+    weighted = tl.zeros([HEAD_DIM], tl.float32)
+    for split in tl.range(0, splits_used):
+        weight = tl.exp2(tl.load(log_sum_ptr + first_row + split * ROWS) - peak)
+        weighted += weight * tl.load(partial_ptr + (first_row + split * ROWS) * HEAD_DIM + dims)
+    out_target = out_ptr + (sequence * NUM_HEADS + head) * HEAD_DIM + dims
+    tl.store(out_target, (weighted / total).to(out_ptr.dtype.element_ty))
+
+
+def paged_decode(
+    q: torch.Tensor, kv_pages: torch.Tensor, batch: AttentionBatch, scale: float, out: torch.Tensor
+) -> None:
+    """Writes rows ``[:num_decodes]`` of out [T, H, D]; shapes as in the interface.
+
+    Reads each sequence's keys and values once. Never reads a page-table entry or a slot at or past kv_len. Softmax and
+    sums in float32; weights are rounded to the pages' dtype before they meet the values.
+    """
+    num_heads, num_kv_heads, head_dim, page_size = check_attention_shapes(q, kv_pages)
+    sequences = batch.num_decodes
+    tiles = decode_tiles(num_heads // num_kv_heads, kv_pages.dtype, on_hip())
+    splits = num_splits(sequences, num_kv_heads, batch.max_kv_len, num_processors(q.device))
+    partial_rows = sequences * num_kv_heads * splits * tiles.rows if splits > 1 else 1
+    partial = torch.empty((partial_rows, head_dim), dtype=torch.float32, device=q.device)
+    log_sum = torch.empty((partial_rows,), dtype=torch.float32, device=q.device)
+    paged_decode_kernel[(sequences, num_kv_heads, splits)](
+        q,
+        kv_pages,
+        batch.page_tables,
+        batch.kv_lens,
+        out,
+        partial,
+        log_sum,
+        scale,
+        batch.page_tables.stride(0),
+        Q_STRIDE=q.stride(0),
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        PAGE_SIZE=page_size,
+        ROWS=tiles.rows,
+        TILE=tiles.tokens,
+        NUM_SPLITS=splits,
+        MIN_SPLIT=MIN_SPLIT_TOKENS,
+        NUM_STAGES=tiles.num_stages,
+        num_warps=tiles.num_warps,
+    )
+    if splits > 1:
+        combine_splits_kernel[(sequences, num_heads)](
+            batch.kv_lens,
+            out,
+            partial,
+            log_sum,
+            NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            ROWS=tiles.rows,
+            TILE=tiles.tokens,
+            NUM_SPLITS=splits,
+            MIN_SPLIT=MIN_SPLIT_TOKENS,
+            num_warps=1,
+        )
