@@ -1,0 +1,493 @@
+"""The only place that knows how frames look: bytes to plain values and back, for the links to workers and fronts.
+
+Reading is strict: bytes that are no frame, or columns that do not fit one another, raise ``FrameError`` and nothing of
+the frame is used. Writing trusts its caller. Kinds of events to fronts are made by one function each; the link that
+keeps them until they are sent does not look inside.
+"""
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from pagewire.internal.v1 import front_pb2, worker_pb2
+from pagewire.v1 import admin_pb2, generation_pb2
+
+from scheduler_svc import columns
+from scheduler_svc.columns import ColumnError, read_hashes, read_ints
+from scheduler_svc.core.types import BatchPlan, Counts, Ended, EndReason, NewRow, PageHash, SamplingParams
+from scheduler_svc.messages import (
+    MAX_OUTPUTS,
+    Code,
+    FrontCancel,
+    FrontMessage,
+    FrontScanned,
+    FrontStop,
+    InvalidSubmission,
+    Query,
+    RequestSummary,
+    Service,
+    Submission,
+    WorkerBody,
+    WorkerGoodbye,
+    WorkerHeartbeat,
+    WorkerHello,
+    WorkerMessage,
+    WorkerRefusal,
+    WorkerResult,
+)
+
+FrontEvent = Any
+"""A RequestEvent message, made here and sent from here."""
+
+_REASONS = {
+    EndReason.STOP_TOKEN: front_pb2.END_REASON_STOP_TOKEN,
+    EndReason.STOP_STRING: front_pb2.END_REASON_STOP_STRING,
+    EndReason.LENGTH: front_pb2.END_REASON_LENGTH,
+    EndReason.CANCELLED: front_pb2.END_REASON_CANCELLED,
+    EndReason.TIME_LIMIT: front_pb2.END_REASON_TIME_LIMIT,
+    EndReason.DEADLINE: front_pb2.END_REASON_DEADLINE,
+    EndReason.WORKER_LOST: front_pb2.END_REASON_WORKER_LOST,
+    EndReason.NAN: front_pb2.END_REASON_NAN,
+    EndReason.STEP_FAILED: front_pb2.END_REASON_STEP_FAILED,
+    EndReason.NO_PAGES: front_pb2.END_REASON_NO_PAGES,
+    EndReason.SHUTDOWN: front_pb2.END_REASON_SHUTDOWN,
+}
+
+_FINISH_REASONS = {
+    EndReason.STOP_TOKEN: generation_pb2.FINISH_REASON_STOP,
+    EndReason.STOP_STRING: generation_pb2.FINISH_REASON_STOP,
+    EndReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+    EndReason.NO_PAGES: generation_pb2.FINISH_REASON_LENGTH,
+    EndReason.CANCELLED: generation_pb2.FINISH_REASON_CANCELLED,
+    EndReason.TIME_LIMIT: generation_pb2.FINISH_REASON_DEADLINE,
+    EndReason.DEADLINE: generation_pb2.FINISH_REASON_DEADLINE,
+}
+
+_STATUSES = {
+    EndReason.CANCELLED: Code.CANCELLED,
+    EndReason.DEADLINE: Code.DEADLINE_EXCEEDED,
+    EndReason.WORKER_LOST: Code.UNAVAILABLE,
+    EndReason.SHUTDOWN: Code.UNAVAILABLE,
+    EndReason.NAN: Code.INTERNAL,
+    EndReason.STEP_FAILED: Code.INTERNAL,
+}
+
+
+class FrameError(ValueError):
+    """The bytes are no frame, or its columns do not fit one another."""
+
+
+# From workers.
+
+
+def read_worker_frame(content: bytes) -> WorkerMessage:
+    """What a worker says.
+
+    Raises: FrameError.
+    """
+    try:
+        frame = worker_pb2.WorkerFrame.FromString(content)
+        body = _worker_body(frame)
+    except (DecodeError, ColumnError) as error:
+        raise FrameError(str(error)) from error
+    return WorkerMessage(session=frame.session, epoch=frame.epoch, step_id=frame.step_id, body=body)
+
+
+def _worker_body(frame: Any) -> WorkerBody:
+    kind = frame.WhichOneof("body")
+    if kind == "result":
+        return _result(frame.result)
+    if kind == "heartbeat":
+        return WorkerHeartbeat(last_received_step_id=frame.heartbeat.last_received_step_id)
+    if kind == "hello":
+        return _hello(frame.hello)
+    if kind == "goodbye":
+        return WorkerGoodbye(reason=frame.goodbye.reason)
+    raise FrameError("a frame without a body")
+
+
+def _hello(hello: Any) -> WorkerHello:
+    card = hello.model_card
+    return WorkerHello(
+        protocol_version=hello.protocol_version,
+        device=hello.device,
+        page_size=hello.page_size,
+        num_pages=hello.num_pages,
+        max_num_seqs=hello.max_num_seqs,
+        max_num_batched_tokens=hello.max_num_batched_tokens,
+        max_model_len=hello.max_model_len,
+        num_ranks=hello.num_ranks,
+        rank=hello.rank,
+        pid=hello.pid,
+        version=hello.version,
+        model_name=card.name,
+        digest=card.digest,
+        vocab_size=card.vocab_size,
+        model_card=card.SerializeToString(),
+    )
+
+
+def _result(result: Any) -> WorkerResult | WorkerRefusal:
+    if result.HasField("refusal"):
+        return WorkerRefusal(reason=result.refusal)
+    rows, token_ids = read_ints(result.rows, "rows"), read_ints(result.token_ids, "token_ids")
+    columns.equal_lengths(rows=rows, token_ids=token_ids)
+    if result.statuses:
+        columns.equal_lengths(rows=rows, statuses=result.statuses)
+    return WorkerResult(
+        rows=rows,
+        token_ids=token_ids,
+        statuses=result.statuses,
+        failure=result.failure if result.HasField("failure") else None,
+        step_seconds=result.step_us / 1e6,
+    )
+
+
+# To workers.
+
+
+def welcome(session: int, epoch: int, worker_id: str, first_step_id: int, heartbeat_ms: int) -> bytes:
+    body = worker_pb2.Welcome(worker_id=worker_id, first_step_id=first_step_id, heartbeat_ms=heartbeat_ms)
+    return _worker_frame(session, epoch, welcome=body)
+
+
+def refusal(session: int, epoch: int, reason: str, retryable: bool) -> bytes:
+    return _worker_frame(session, epoch, refusal=worker_pb2.Refusal(reason=reason, retryable=retryable))
+
+
+def resync(session: int, epoch: int, reason: str) -> bytes:
+    return _worker_frame(session, epoch, resync=worker_pb2.Resync(reason=reason))
+
+
+def goodbye(session: int, epoch: int, reason: str) -> bytes:
+    return _worker_frame(session, epoch, goodbye=worker_pb2.Goodbye(reason=reason))
+
+
+def heartbeat(session: int, epoch: int) -> bytes:
+    return _worker_frame(session, epoch, heartbeat=worker_pb2.Heartbeat())
+
+
+def plan(session: int, epoch: int, batch: BatchPlan) -> bytes:
+    return _worker_frame(session, epoch, batch.step_id, plan=plan_message(batch))
+
+
+def _worker_frame(session: int, epoch: int, step_id: int = 0, **body: Any) -> bytes:
+    frame = worker_pb2.SchedulerFrame(session=session, epoch=epoch, step_id=step_id, **body)
+    return bytes(frame.SerializeToString())
+
+
+def plan_message(batch: BatchPlan) -> Any:
+    """The BatchPlan message; columns that are empty stay unset."""
+    message = worker_pb2.BatchPlan(
+        append_rows=columns.ints(batch.append_rows),
+        append_pages=columns.ints(batch.append_pages),
+        chunk_rows=columns.ints(batch.chunk_rows),
+        chunk_tokens=columns.ints(batch.chunk_tokens),
+        idle_rows=columns.ints(batch.idle_rows),
+        copy_sources=columns.ints(batch.copy_sources),
+        copy_destinations=columns.ints(batch.copy_destinations),
+        evicted_pages=columns.ints(batch.evicted_pages),
+        num_scheduled_rows=batch.num_scheduled_rows,
+        num_scheduled_tokens=batch.num_scheduled_tokens,
+    )
+    if batch.releases:
+        message.releases = columns.ints(batch.releases)
+    if batch.new_rows:
+        message.new_rows.CopyFrom(_new_rows(batch.new_rows))
+    if batch.published:
+        message.published_pages = columns.ints([each.page for each in batch.published])
+        message.published_hashes = b"".join(each.hash for each in batch.published)
+        message.published_parents = b"".join(each.parent for each in batch.published)
+    return message
+
+
+def _new_rows(rows: Sequence[NewRow]) -> Any:
+    sampling = [row.sampling for row in rows]
+    return worker_pb2.NewRows(
+        rows=columns.ints([row.row for row in rows]),
+        num_prompt_tokens=columns.ints([row.num_prompt_tokens for row in rows]),
+        num_token_ids=columns.ints([len(row.token_ids) for row in rows]),
+        token_ids=b"".join([columns.ints(row.token_ids) for row in rows]),
+        num_cached_tokens=columns.ints([row.num_cached_tokens for row in rows]),
+        output_indices=columns.ints([each.output_index for each in sampling]),
+        seeds=columns.longs([each.seed for each in sampling]),
+        temperatures=columns.floats([each.temperature for each in sampling]),
+        top_ps=columns.floats([each.top_p for each in sampling]),
+        top_ks=columns.ints([each.top_k for each in sampling]),
+        min_ps=columns.floats([each.min_p for each in sampling]),
+    )
+
+
+# From fronts.
+
+
+def read_front_frame(content: bytes) -> FrontMessage:
+    """What a front says; a request of it that cannot be taken does not spoil the others.
+
+    Raises: FrameError.
+    """
+    try:
+        frame = front_pb2.FrontFrame.FromString(content)
+    except DecodeError as error:
+        raise FrameError(str(error)) from error
+    if not frame.front_id:
+        raise FrameError("a frame without a front_id")
+    return FrontMessage(
+        session=frame.session,
+        front_id=frame.front_id,
+        protocol_version=frame.hello.protocol_version if frame.HasField("hello") else None,
+        pid=frame.hello.pid,
+        submissions=[_submission(submit) for submit in frame.submits],
+        cancels=[FrontCancel(key=each.key, deadline=each.deadline) for each in frame.cancels],
+        stops=[
+            FrontStop(key=each.key, index=each.index, num_output_tokens=each.num_output_tokens) for each in frame.stops
+        ],
+        scanned=[FrontScanned(key=each.key, index=each.index) for each in frame.scanned],
+        queries=[_query(query) for query in frame.queries],
+    )
+
+
+def _submission(submit: Any) -> Submission | InvalidSubmission:
+    def invalid(field: str, message: str, code: Code = Code.INVALID_ARGUMENT) -> InvalidSubmission:
+        reason = "UNSUPPORTED_OPTION" if code == Code.UNIMPLEMENTED else "INVALID_FIELD"
+        return InvalidSubmission(key=submit.key, code=code, reason=reason, field=field, message=message)
+
+    try:
+        prompt = read_ints(submit.prompt_token_ids, "prompt_token_ids")
+        page_hashes = read_hashes(submit.page_hashes, "page_hashes")
+        stop_token_ids = read_ints(submit.stop_token_ids, "stop_token_ids")
+    except ColumnError as error:
+        return invalid("prompt", str(error))
+    if not 1 <= submit.n <= MAX_OUTPUTS:
+        return invalid("output.n", f"must be in 1..{MAX_OUTPUTS}, is {submit.n}")
+    if not submit.max_tokens:
+        return invalid("stop.max_tokens", "must be at least 1")
+    if not (0 <= submit.temperature <= 100 and 0 < submit.top_p <= 1 and 0 <= submit.min_p < 1):
+        return invalid("sampling", "temperature, top_p or min_p is out of its range")
+    if submit.options.ByteSize() or submit.grammar.ByteSize():
+        return invalid("sampling", "this server does not know the option", Code.UNIMPLEMENTED)
+    return Submission(
+        key=submit.key,
+        request_id=submit.request_id,
+        tenant=submit.tenant,
+        prompt=prompt,
+        page_hashes=[PageHash(each) for each in page_hashes],
+        root_hash=submit.root_hash,
+        n=submit.n,
+        max_tokens=min(submit.max_tokens, 2**31 - 1),
+        stop_token_ids=frozenset(stop_token_ids),
+        hold_endings=submit.hold_endings,
+        deadline_seconds=submit.deadline_ms / 1e3 if submit.HasField("deadline_ms") else None,
+        time_limit_seconds=submit.time_limit_ms / 1e3 if submit.HasField("time_limit_ms") else None,
+        priority=submit.priority,
+        sampling=SamplingParams(
+            temperature=submit.temperature,
+            top_p=submit.top_p,
+            top_k=min(submit.top_k, 2**31 - 1),
+            min_p=submit.min_p,
+            seed=submit.seed,
+        ),
+        progress_events=submit.progress_events,
+    )
+
+
+def _query(query: Any) -> Query:
+    kind = query.WhichOneof("question") or ""
+    return Query(
+        query_id=query.query_id,
+        tenant=query.tenant,
+        kind=kind,
+        request_id=getattr(query, kind) if kind in ("cancel_request_id", "get_request_id") else "",
+        milliseconds=query.drain_ms if kind == "drain_ms" else 0,
+    )
+
+
+# To fronts.
+
+
+def front_frame(
+    session: int,
+    *,
+    service: Service | None = None,
+    tokens: "Mapping[tuple[int, int], array[int]] | None" = None,
+    events: Iterable[FrontEvent] = (),
+    replies: Iterable[Any] = (),
+    refusal: str | None = None,
+) -> bytes:
+    """One frame; ``tokens`` are new ones by key and output index. A frame of nothing at all is a heartbeat."""
+    frame = front_pb2.SchedulerToFrontFrame(session=session, events=events, replies=replies, refusal=refusal)
+    if service is not None:
+        frame.service.CopyFrom(_service(service))
+    if tokens:
+        frame.tokens.CopyFrom(
+            front_pb2.Tokens(
+                keys=columns.longs([key for key, _ in tokens]),
+                indices=columns.ints([index for _, index in tokens]),
+                counts=columns.ints([len(column) for column in tokens.values()]),
+                token_ids=b"".join([columns.ints(column) for column in tokens.values()]),
+            )
+        )
+    frame.heartbeat = service is None and not tokens and not frame.events and not frame.replies and refusal is None
+    return bytes(frame.SerializeToString())
+
+
+def _service(service: Service) -> Any:
+    message = front_pb2.Service(
+        num_workers=service.num_workers,
+        page_size=service.page_size,
+        hash_key=service.hash_key,
+        max_request_tokens=service.max_request_tokens,
+        max_num_seqs=service.max_num_seqs,
+        draining=service.draining,
+        retry_ms=service.retry_ms,
+    )
+    if service.model_card:
+        message.model_card.ParseFromString(service.model_card)
+    return message
+
+
+def rejected(key: int, code: Code, reason: str, message: str, field: str = "", retry_ms: int = 0) -> FrontEvent:
+    body = front_pb2.Rejected(code=code, reason=reason, message=message, field=field, retry_ms=retry_ms)
+    return front_pb2.RequestEvent(key=key, rejected=body)
+
+
+def queued(key: int, position: int, reason: str) -> FrontEvent:
+    return front_pb2.RequestEvent(key=key, queued=front_pb2.QueuedEvent(position=position, reason=reason))
+
+
+def admitted(key: int, cached_tokens: int, worker_id: str) -> FrontEvent:
+    body = front_pb2.AdmittedEvent(cached_tokens=cached_tokens, worker_id=worker_id)
+    return front_pb2.RequestEvent(key=key, admitted=body)
+
+
+def prefill(key: int, computed_tokens: int, total_tokens: int) -> FrontEvent:
+    body = front_pb2.PrefillEvent(computed_tokens=computed_tokens, total_tokens=total_tokens)
+    return front_pb2.RequestEvent(key=key, prefill=body)
+
+
+def preempted(key: int, reason: str) -> FrontEvent:
+    return front_pb2.RequestEvent(key=key, preempted=front_pb2.PreemptedEvent(reason=reason))
+
+
+def held(key: int, index: int, num_output_tokens: int) -> FrontEvent:
+    body = front_pb2.HeldEnding(index=index, num_output_tokens=num_output_tokens)
+    return front_pb2.RequestEvent(key=key, held=body)
+
+
+def output_ended(key: int, index: int, ended: Ended, elsewhere: bool) -> FrontEvent:
+    body = front_pb2.OutputEnded(
+        index=index,
+        reason=_reason(ended.reason, elsewhere),
+        num_output_tokens=ended.num_output_tokens,
+        stop_token_id=ended.stop_token_id or 0,
+    )
+    return front_pb2.RequestEvent(key=key, output_ended=body)
+
+
+def _reason(reason: EndReason, elsewhere: bool) -> Any:
+    if elsewhere and reason is EndReason.CANCELLED:
+        return front_pb2.END_REASON_CANCELLED_ELSEWHERE
+    return _REASONS[reason]
+
+
+def request_ended(key: int, summary: RequestSummary, retry_ms: int) -> FrontEvent:
+    body = front_pb2.RequestEnded(
+        prompt_tokens=summary.prompt_tokens,
+        cached_tokens=summary.cached_tokens,
+        output_tokens=summary.output_tokens,
+        recomputed_tokens=summary.recomputed_tokens,
+        queue_seconds=summary.queue_seconds,
+        first_token_seconds=summary.first_token_seconds,
+        decode_seconds=summary.decode_seconds,
+        total_seconds=summary.total_seconds,
+        worker_id=summary.worker_id,
+        retry_ms=retry_ms,
+        stage=summary.stage,
+    )
+    if summary.reason is not None:
+        body.reason = _reason(summary.reason, summary.elsewhere)
+    return front_pb2.RequestEvent(key=key, ended=body)
+
+
+# Answers to queries.
+
+
+def reply(query_id: int, response: bytes = b"", code: Code = Code.OK, message: str = "") -> Any:
+    return front_pb2.Reply(query_id=query_id, response=response, code=code, message=message)
+
+
+def load_response(counts: Counts, num_link_faults: int) -> bytes:
+    pages = counts.pages.values()
+    response = admin_pb2.GetLoadResponse(
+        num_requests_running=counts.num_running,
+        num_requests_waiting=counts.num_waiting,
+        num_workers=counts.num_workers,
+        num_pages=sum(each.num_pages for each in pages),
+        num_free_pages=sum(each.num_free for each in pages),
+        num_held_pages=sum(each.num_held for each in pages),
+        num_cached_pages=sum(each.num_cached for each in pages),
+        num_preemptions=counts.num_preemptions,
+        num_computed_tokens=counts.num_computed_tokens,
+        num_output_tokens=counts.num_output_tokens,
+        num_cached_tokens=counts.num_cached_tokens,
+        num_wasted_tokens=counts.num_wasted_tokens,
+        num_steps=counts.num_steps,
+        num_link_faults=num_link_faults,
+    )
+    return bytes(response.SerializeToString())
+
+
+def workers_response(counts: Counts, devices: Mapping[str, str]) -> bytes:
+    """``devices`` are the workers' names for people, by worker id."""
+    workers = [
+        admin_pb2.Worker(
+            worker_id=worker_id,
+            device=devices.get(worker_id, ""),
+            num_pages=pages.num_pages,
+            num_free_pages=pages.num_free,
+            num_held_pages=pages.num_held,
+            num_cached_pages=pages.num_cached,
+            num_requests_running=pages.num_running,
+            num_steps=pages.num_steps,
+        )
+        for worker_id, pages in counts.pages.items()
+    ]
+    return bytes(admin_pb2.ListWorkersResponse(workers=workers).SerializeToString())
+
+
+def request_response(
+    request_id: str, state: str, summary: RequestSummary, endings: Iterable[tuple[int, Ended]]
+) -> bytes:
+    """A GetRequestResponse; ``state`` is waiting, running or ended, ``endings`` are those of ended outputs by index."""
+    response = generation_pb2.GetRequestResponse(
+        request_id=request_id,
+        state=f"REQUEST_STATE_{state.upper()}",
+        usage=generation_pb2.Usage(
+            prompt_tokens=summary.prompt_tokens,
+            cached_tokens=summary.cached_tokens,
+            output_tokens=summary.output_tokens,
+            recomputed_tokens=summary.recomputed_tokens,
+        ),
+        finished=[_finished(index, ended) for index, ended in endings],
+    )
+    if summary.reason in _STATUSES and not summary.elsewhere:
+        response.status.code = _STATUSES[summary.reason]
+        response.status.message = f"the request ended: {summary.reason.value}"
+    return bytes(response.SerializeToString())
+
+
+def _finished(index: int, ended: Ended) -> Any:
+    reason = _FINISH_REASONS.get(ended.reason, generation_pb2.FINISH_REASON_FAILED)
+    finished = generation_pb2.Finished(index=index, finish_reason=reason)
+    if ended.reason is EndReason.STOP_TOKEN and ended.stop_token_id is not None:
+        finished.stop_token_id = ended.stop_token_id
+    return finished
+
+
+def cancel_response() -> bytes:
+    return bytes(generation_pb2.CancelRequestResponse().SerializeToString())
+
+
+def drain_response() -> bytes:
+    return bytes(admin_pb2.DrainResponse().SerializeToString())

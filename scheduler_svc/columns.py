@@ -1,0 +1,72 @@
+"""Packed little-endian columns as they travel on the links, whatever the machine's own byte order.
+
+Knows nothing of messages. Reading checks lengths: a column that is not whole raises ``ColumnError``.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+
+HASH_BYTES = 16
+INT, LONG, FLOAT = "i", "Q", "f"
+WIDTHS = {INT: 4, LONG: 8, FLOAT: 4}
+FOREIGN_ORDER = sys.byteorder == "big"
+
+
+class ColumnError(ValueError):
+    """A column's length is not what it must be."""
+
+
+def pack(typecode: str, values: Iterable[float]) -> bytes:
+    """The bytes of ``values``: int32 (``i``), uint64 (``Q``) or float32 (``f``)."""
+    column = values if isinstance(values, array) and values.typecode == typecode else array(typecode, values)
+    if not FOREIGN_ORDER:
+        return column.tobytes()
+    swapped = array(typecode, column)
+    swapped.byteswap()
+    return swapped.tobytes()
+
+
+def ints(values: Iterable[int]) -> bytes:
+    return pack(INT, values)
+
+
+def longs(values: Iterable[int]) -> bytes:
+    return pack(LONG, values)
+
+
+def floats(values: Iterable[float]) -> bytes:
+    return pack(FLOAT, values)
+
+
+def read_ints(content: bytes, name: str) -> "array[int]":
+    """The int32 values of a column.
+
+    Raises: ColumnError: ``name`` holds no whole number of values.
+    """
+    if len(content) % WIDTHS[INT]:
+        raise ColumnError(f"{name}: {len(content)} bytes are no whole number of int32 values")
+    column = array(INT)
+    column.frombytes(content)
+    if FOREIGN_ORDER:
+        column.byteswap()
+    return column
+
+
+def read_hashes(content: bytes, name: str) -> list[bytes]:
+    """The hashes of a column.
+
+    Raises: ColumnError: ``name`` holds no whole number of hashes.
+    """
+    if len(content) % HASH_BYTES:
+        raise ColumnError(f"{name}: {len(content)} bytes are no whole number of hashes")
+    return [content[start : start + HASH_BYTES] for start in range(0, len(content), HASH_BYTES)]
+
+
+def equal_lengths(**columns: Sequence[object] | bytes) -> None:
+    """Columns that describe the same things have the same number of entries.
+
+    Raises: ColumnError: they have not.
+    """
+    if len({len(column) for column in columns.values()}) > 1:
+        raise ColumnError(", ".join(f"{name} has {len(column)} entries" for name, column in columns.items()))

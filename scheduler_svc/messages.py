@@ -1,0 +1,208 @@
+"""What workers and fronts say and are told, as plain values between the codec and the links.
+
+Nothing here knows how a frame looks; the codec alone does. Columns have been checked when such a value exists.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from scheduler_svc.core.types import EndReason, PageHash, SamplingParams
+
+PROTOCOL_VERSION = 1
+MAX_OUTPUTS = 1024
+"""Outputs of one request at most."""
+
+
+class Code(IntEnum):
+    """google.rpc.Code, as far as the scheduler uses it."""
+
+    OK = 0
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+# From workers.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHello:
+    protocol_version: int
+    device: str
+    page_size: int
+    num_pages: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_ranks: int
+    rank: int
+    pid: int
+    version: str
+    model_name: str
+    digest: str
+    vocab_size: int
+    model_card: bytes
+    """As it came; handed on to the fronts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRefusal:
+    """The worker refused a plan whole and is going to say hello again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerResult:
+    rows: "array[int]"
+    token_ids: "array[int]"
+    statuses: bytes
+    failure: str | None
+    """Why the step failed as a whole; None if it did not."""
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHeartbeat:
+    last_received_step_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerGoodbye:
+    reason: str
+
+
+WorkerBody = WorkerHello | WorkerRefusal | WorkerResult | WorkerHeartbeat | WorkerGoodbye
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMessage:
+    session: int
+    epoch: int
+    step_id: int
+    body: WorkerBody
+
+
+# From fronts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A new request of ``n`` outputs; times are seconds from now."""
+
+    key: int
+    request_id: str
+    tenant: str
+    prompt: "array[int]"
+    page_hashes: Sequence[PageHash]
+    root_hash: bytes
+    n: int
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+    hold_endings: bool
+    deadline_seconds: float | None
+    time_limit_seconds: float | None
+    priority: int
+    sampling: SamplingParams
+    progress_events: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvalidSubmission:
+    """A new request that cannot be taken as it is."""
+
+    key: int
+    code: Code
+    reason: str
+    field: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontCancel:
+    key: int
+    deadline: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontStop:
+    key: int
+    index: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontScanned:
+    key: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """``kind`` is load, workers, cancel_request_id, get_request_id, drain_ms, or empty for one not known."""
+
+    query_id: int
+    tenant: str
+    kind: str
+    request_id: str = ""
+    milliseconds: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontMessage:
+    session: int
+    front_id: int
+    protocol_version: int | None
+    """None: the frame holds no hello."""
+    pid: int
+    submissions: Sequence[Submission | InvalidSubmission] = ()
+    cancels: Sequence[FrontCancel] = ()
+    stops: Sequence[FrontStop] = ()
+    scanned: Sequence[FrontScanned] = ()
+    queries: Sequence[Query] = ()
+
+
+# To fronts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What is served now."""
+
+    model_card: bytes
+    """Empty until a first worker has joined."""
+    num_workers: int
+    page_size: int
+    hash_key: bytes = field(repr=False)
+    max_request_tokens: int
+    max_num_seqs: int
+    draining: bool
+    retry_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSummary:
+    """A request so far, all outputs together; times are seconds since it was submitted."""
+
+    reason: EndReason | None = None
+    """The one cause that ended it, None while it runs and if each output ended by itself."""
+    elsewhere: bool = False
+    """Its cancellation was asked for by another call."""
+    prompt_tokens: int
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    recomputed_tokens: int = 0
+    queue_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    total_seconds: float = 0.0
+    worker_id: str = ""
+    stage: str = ""
