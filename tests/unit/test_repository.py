@@ -172,3 +172,19 @@ def test_adrs_are_numbered_without_gaps() -> None:
 def test_the_readmes_quick_start_is_short() -> None:
     section = (ROOT / "README.md").read_text().split("## Quick start", 1)[1].split("\n## ", 1)[0]
     assert len([line for line in section.splitlines() if line.strip()]) <= 20
+
+
+def test_every_reason_of_an_error_is_documented() -> None:
+    tree = ast.parse((ROOT / "scheduler_svc" / "front" / "errors.py").read_text())
+    (reasons,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "Reason"]
+    names = [node.targets[0].id for node in reasons.body if isinstance(node, ast.Assign)]  # type: ignore[attr-defined]
+    text = (ROOT / "docs" / "api.md").read_text()
+    assert names
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_every_method_of_the_contract_is_listed_as_built_or_not() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    for service in ("generation", "model"):
+        proto = (ROOT / "protos" / "pagewire" / "v1" / f"{service}.proto").read_text()
+        assert [name for name in re.findall(r"rpc (\w+)\(", proto) if f"`{name}`" not in text] == []
