@@ -1,0 +1,50 @@
+"""transformers' continuous batching on the CPU, offline workloads only, in a process of its own."""
+
+import os
+import signal
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.engine import EngineError, say, signal_tree
+from benchmarks.measure import Outcome
+from benchmarks.peers.process import ChildEngine
+from benchmarks.workloads import Workload
+
+
+class TransformersCpu:
+    """Started by the first workload."""
+
+    name = "transformers"
+
+    def __init__(self, model: str, dtype: str) -> None:
+        self.model, self.dtype = model, dtype
+        self.version = version("transformers")
+        self.settings = "continuous batching"
+        self.log = Path(tempfile.gettempdir()) / f"pagewire-bench-transformers-{os.getpid()}.log"
+        self._child: ChildEngine | None = None
+
+    def roots(self) -> list[int]:
+        return [self._child.process.pid] if self._child else []
+
+    def run(self, workload: Workload) -> Outcome:
+        if workload.num_clients:
+            raise EngineError(f"transformers has no server for streams: workload {workload.name} is not for it")
+        if self._child is None:
+            say(f"starting transformers (log: {self.log})")
+            module = "benchmarks.peers.transformers_child"
+            command = [sys.executable, "-m", module, "--model", self.model, "--dtype", self.dtype]
+            self._child = ChildEngine(command, environment=os.environ, log=self.log)
+        return self._child.run(workload)
+
+    def pause(self) -> None:
+        signal_tree(self.roots(), signal.SIGSTOP)
+
+    def resume(self) -> None:
+        signal_tree(self.roots(), signal.SIGCONT)
+
+    def stop(self) -> None:
+        self.resume()
+        if self._child is not None:
+            self._child.stop()
