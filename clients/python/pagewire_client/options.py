@@ -192,7 +192,7 @@ def _guard(write: Any, path: str) -> None:
         raise invalid_field(path, str(error)) from None
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
     """``"; did you mean 'x'?"`` if a known name is close, else an empty string."""
     found = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    return f"; did you mean {prefix + found[0]!r}?" if found else ""

@@ -128,6 +128,12 @@ class LocalStack:
         children = [self._scheduler, *(worker.child for worker in self._workers)]
         return {child.name: child.pid for child in children if child is not None and child.exit_code() is None}
 
+    def exit_codes(self) -> dict[str, int]:
+        """Exit code of every child that has ended, by name (negative: ended by that signal)."""
+        children = [self._scheduler, *(worker.child for worker in self._workers)]
+        codes = {child.name: child.exit_code() for child in children if child is not None}
+        return {name: code for name, code in codes.items() if code is not None}
+
     def __enter__(self) -> Self:
         self.start()
         return self

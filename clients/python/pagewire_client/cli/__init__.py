@@ -1,0 +1,1 @@
+"""The ``pagewire`` command line (extra ``cli``)."""

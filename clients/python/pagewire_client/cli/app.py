@@ -1,0 +1,56 @@
+"""Puts the commands together; maps errors to one line and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from ..errors import PagewireError
+from . import demo, generation, queries, serving
+from .failures import EXIT_FAILED, EXIT_INTERRUPTED, exit_code
+from .flags import Role, help_text
+
+_PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+class _Group(TyperGroup):
+    """Runs a command; no traceback leaves it for an error that has a name."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PagewireError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(exit_code(error)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except BrokenPipeError:
+            # The reader of our output went away (`| head`); leave nothing for the interpreter to flush into it.
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise typer.Exit(EXIT_FAILED) from None
+
+
+app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def pagewire() -> None:
+    """LLM inference over gRPC: serve a model, or talk to a server."""
+
+
+app.command(context_settings=_PASS_THROUGH, epilog=help_text(*Role))(serving.serve)
+app.command(context_settings=_PASS_THROUGH, epilog=help_text(Role.SCHEDULER))(serving.scheduler)
+app.command(context_settings=_PASS_THROUGH, epilog=help_text(Role.WORKER))(serving.worker)
+app.command()(generation.generate)
+app.command()(generation.chat)
+app.command()(queries.models)
+app.command()(queries.health)
+app.command()(queries.fetch)
+app.command("version")(queries.show_version)
+app.command(hidden=True)(demo.demo)

@@ -1,0 +1,47 @@
+"""Options several commands share, declared once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..client import DEFAULT_TARGET
+
+_SAMPLING = "Sampling"
+_STOPPING = "When an output ends"
+
+Target = Annotated[
+    str, typer.Option("--target", envvar="PAGEWIRE_TARGET", metavar="HOST:PORT", help="The server to call.")
+]
+TARGET_DEFAULT = DEFAULT_TARGET
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+Local = Annotated[bool, typer.Option("--local", help="Start a stack on this machine for the call.")]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="Served name to ask for; with --local, the model to start.")
+]
+Timeout = Annotated[float | None, typer.Option(min=0.0, help="Deadline of the call, in seconds.")]
+Stats = Annotated[bool | None, typer.Option("--stats/--no-stats", help="Usage on stderr (default: on a terminal).")]
+
+Temperature = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="0 is greedy.")]
+TopP = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In (0, 1].")]
+TopK = Annotated[int | None, typer.Option(min=0, rich_help_panel=_SAMPLING, help="0 is off.")]
+MinP = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [0, 1).")]
+Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, rich_help_panel=_SAMPLING, help="Seed of the noise.")]
+FrequencyPenalty = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [-2, 2].")]
+PresencePenalty = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [-2, 2].")]
+RepetitionPenalty = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In (0, 10].")]
+
+MaxTokens = Annotated[int | None, typer.Option(min=1, rich_help_panel=_STOPPING, help="Most tokens of an output.")]
+MinTokens = Annotated[int | None, typer.Option(min=0, rich_help_panel=_STOPPING, help="Nothing ends it earlier.")]
+Stop = Annotated[list[str] | None, typer.Option(rich_help_panel=_STOPPING, help="Stop string; may be repeated.")]
+StopTokenIds = Annotated[
+    list[int] | None, typer.Option("--stop-token-ids", min=0, rich_help_panel=_STOPPING, help="May be repeated.")
+]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", rich_help_panel=_STOPPING, help="EOS is a token like any.")]
+
+Outputs = Annotated[int | None, typer.Option("-n", "--n", min=1, help="Number of outputs.")]
+TokenIds = Annotated[bool, typer.Option("--token-ids", help="Have token ids sent (shown with --json).")]
+Progress = Annotated[bool, typer.Option("--progress-events", help="Have progress events sent (shown with --json).")]
+Priority = Annotated[int | None, typer.Option(help="Larger is served earlier.")]
+CacheSalt = Annotated[str | None, typer.Option(help="Share cached pages only with requests of the same salt.")]

@@ -1,0 +1,23 @@
+"""How the command line ends: one line on stderr and an exit code.
+
+0 done, or a server stopped by Ctrl-C or SIGTERM; 1 the server (or a fetch, or a process) failed; 2 usage; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+from ..errors import PagewireError, StackError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class UsageError(PagewireError):
+    """The command line itself is wrong: an unknown flag, a missing value, a model that is not there."""
+
+
+def exit_code(error: PagewireError) -> int:
+    """The exit code for an error. A service that refused its configuration makes it ours."""
+    if isinstance(error, UsageError) or (isinstance(error, StackError) and error.exit_code == EXIT_USAGE):
+        return EXIT_USAGE
+    return EXIT_FAILED

@@ -1,0 +1,184 @@
+"""The flags of the services, and which role each belongs to.
+
+The services read and check values; this table only tells a flag from a value, and where to send it. Names are those of
+docs/api.md. Invariant: an unknown flag is refused by name before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from ..options import nearest
+from .failures import UsageError
+
+
+class Role(Enum):
+    """Who reads a flag."""
+
+    SCHEDULER = auto()
+    WORKER = auto()
+    LAUNCHER = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One flag, without its dashes. A switch takes no value and has a ``--no-`` form."""
+
+    name: str
+    roles: frozenset[Role]
+    is_switch: bool
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """One flag as given: ``argument`` is its value, None for a bare switch; ``is_off`` for its ``--no-`` form."""
+
+    flag: Flag
+    argument: str | None = None
+    is_off: bool = False
+
+    def words(self) -> list[str]:
+        """The words to pass on."""
+        name = f"--no-{self.flag.name}" if self.is_off else f"--{self.flag.name}"
+        return [name] if self.argument is None else [name, self.argument]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """A service command line: the model, if one was given, and flags in order."""
+
+    model: str | None
+    given: tuple[Given, ...]
+
+    def value(self, name: str) -> str | None:
+        """The last value given for a flag."""
+        values = [given.argument for given in self.given if given.flag.name == name]
+        return values[-1] if values else None
+
+    def words_for(self, role: Role, leave_out: Iterable[str] = ()) -> list[str]:
+        """The words of all flags of a role, but for those left out by name."""
+        skipped = set(leave_out)
+        chosen = [given for given in self.given if role in given.flag.roles and given.flag.name not in skipped]
+        return [word for given in chosen for word in given.words()]
+
+
+def _flags(roles: Iterable[Role], rows: dict[str, str], switches: Iterable[str] = ()) -> list[Flag]:
+    names = set(switches)
+    return [Flag(name=n, roles=frozenset(roles), is_switch=n in names, help=text) for n, text in rows.items()]
+
+
+FLAGS: tuple[Flag, ...] = (
+    *_flags(
+        (Role.SCHEDULER, Role.WORKER),
+        {
+            "max-num-batched-tokens": "most tokens a step (default 8192, on a CPU 512)",
+            "max-num-seqs": "most requests running at once, a worker (default 256, on a CPU 64)",
+            "max-model-len": "largest prompt and output together (default: the model's)",
+            "zmq-curve-dir": "directory with CURVE keys, for workers on other hosts",
+            "log-format": "text or json",
+            "otlp-endpoint": "where traces are sent; off unless set",
+            "config": "YAML file with any of these settings",
+        },
+    ),
+    *_flags(
+        (Role.SCHEDULER,),
+        {
+            "host": "address to listen on (default 127.0.0.1)",
+            "port": "public port (default 50051)",
+            "internal-port": "loopback port for operators (default 50052)",
+            "health-port": "port on any interface that answers health only",
+            "front-processes": "number of front processes (default 1)",
+            "metrics-port": "Prometheus port (default 9464)",
+            "worker-endpoint": "where workers connect (default: a socket in the state directory)",
+            "enable-prefix-caching": "reuse computed prefixes (default on)",
+            "long-prefill-token-threshold": "prompts longer than this are chunked further",
+            "max-queued-requests": "most requests waiting",
+            "max-queued-tokens": "most prompt tokens waiting",
+            "scheduling-policy": "name of the scheduling policy",
+            "slow-reader-seconds": "a reader without progress for so long is cut off (default 30)",
+            "worker-lost-seconds": "requests of a lost worker wait so long for another (default 5)",
+            "worker-timeout-seconds": "a silent worker is given up after so long (default 3)",
+            "drain-seconds": "running requests may take so long at a stop (default 30)",
+            "tls-cert": "PEM certificate chain",
+            "tls-key": "PEM private key",
+            "tls-client-ca": "PEM roots for client certificates",
+            "auth-tokens-file": "file with accepted tokens",
+            "allow-unauthenticated": "allow a non-loopback host without authentication",
+            "prefix-hash-key-file": "file with the page hash key (default: one in the state directory)",
+            "state-dir": "directory for sockets and keys",
+        },
+        switches=("enable-prefix-caching", "allow-unauthenticated"),
+    ),
+    *_flags(
+        (Role.WORKER,),
+        {
+            "scheduler": "endpoint of the scheduler (serve sets it)",
+            "device": "auto, cuda or cpu (default auto)",
+            "dtype": "type of weights and activations (default auto)",
+            "kv-cache-dtype": "type of the KV cache (default auto)",
+            "page-size": "tokens a page (default 32)",
+            "gpu-memory-utilization": "share of the GPU's memory to use (default 0.9)",
+            "kv-cache-memory-bytes": "size of the KV cache, instead of a share",
+            "quantization": "quantization of the checkpoint (default: detected)",
+            "quantization-prefill": "how quantized weights are used for long prompts (default auto)",
+            "batch-invariant": "same tokens whatever else runs, at some cost (default off)",
+            "tensor-parallel-size": "GPUs a worker (default 1)",
+            "cpu-threads": "threads on a CPU (default: measured)",
+            "served-model-name": "name requests use (default: from the model's path)",
+        },
+        switches=("batch-invariant",),
+    ),
+    *_flags((Role.LAUNCHER,), {"num-workers": "workers to start (default 1)"}),
+)
+
+
+def flags_of(*roles: Role) -> dict[str, Flag]:
+    """The flags of some roles, by name."""
+    return {flag.name: flag for flag in FLAGS if flag.roles & set(roles)}
+
+
+def parse(arguments: Sequence[str], flags: dict[str, Flag], *, takes_model: bool) -> Parsed:
+    """Tells flags, values and the model apart. Raises: UsageError, naming what is wrong."""
+    model: str | None = None
+    given: list[Given] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("-") and len(word) > 1:
+            given.append(_parse_flag(word, rest, flags))
+        elif takes_model and model is None:
+            model = word
+        else:
+            raise UsageError(f"unexpected argument {word!r}")
+    return Parsed(model=model, given=tuple(given))
+
+
+def _parse_flag(word: str, rest: list[str], flags: dict[str, Flag]) -> Given:
+    name, has_value, argument = word.removeprefix("--").partition("=")
+    flag = flags.get(name)
+    if flag is None and name.startswith("no-") and not has_value:
+        flag = flags.get(name.removeprefix("no-"))
+        if flag is not None and flag.is_switch:
+            return Given(flag=flag, is_off=True)
+        flag = None
+    if flag is None or not word.startswith("--"):
+        raise UsageError(f"unknown flag {word.partition('=')[0]}{nearest(name, flags, prefix='--')}")
+    if has_value:
+        return Given(flag=flag, argument=argument)
+    if flag.is_switch:
+        return Given(flag=flag)
+    if not rest:
+        raise UsageError(f"--{name} needs a value: {flag.help}")
+    return Given(flag=flag, argument=rest.pop(0))
+
+
+def help_text(*roles: Role) -> str:
+    """The flags as help text, one a line."""
+    lines = []
+    for name, flag in sorted(flags_of(*roles).items()):
+        shown = f"--[no-]{name}" if flag.is_switch else f"--{name} VALUE"
+        lines.append(f"{shown:36} {flag.help}")
+    return "\b\n" + "\n".join(lines)

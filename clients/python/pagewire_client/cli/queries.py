@@ -1,0 +1,75 @@
+"""``pagewire models``, ``health``, ``fetch`` and ``version``."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import grpc
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..client import Client
+from ..results import HealthStatus
+from . import arguments as arg
+from .failures import EXIT_FAILED
+from .models import local_model
+from .output import print_json
+
+
+def models(target: arg.Target = arg.TARGET_DEFAULT, json: arg.Json = False) -> None:
+    """List the served models."""
+    with Client(target) as client:
+        served = client.models()
+    if json:
+        for model in served:
+            print_json(model)
+        return
+    table = Table("name", "architecture", "dtype", "max model len", "page size", "capabilities")
+    for model in served:
+        lengths = (str(model.max_model_len), str(model.page_size))
+        table.add_row(model.name, model.architecture, model.dtype, *lengths, ", ".join(model.capabilities))
+    Console(highlight=False).print(table if served else "no model is served: no worker has joined")
+
+
+def health(
+    target: arg.Target = arg.TARGET_DEFAULT,
+    json: arg.Json = False,
+    service: Annotated[str, typer.Option(help="A service's name; empty asks for the whole server.")] = "",
+) -> None:
+    """Ask whether a server can serve; exit code 0 only if it can."""
+    with Client(target) as client:
+        status = client.health(service, timeout=5.0)
+    if json:
+        print_json({}, target=target, service=service, status=status.name)
+    else:
+        print(status.name)
+    if status is not HealthStatus.SERVING:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def fetch(
+    model: Annotated[str | None, typer.Argument(help="A hub id; without it, the embedded model.")] = None,
+    json: arg.Json = False,
+) -> None:
+    """Fetch a model into the cache and print its path."""
+    path = local_model(model)
+    if json:
+        print_json({}, path=path)
+    else:
+        print(path)
+
+
+def show_version(json: arg.Json = False) -> None:
+    """Print versions."""
+    try:
+        own = version("pagewire")
+    except PackageNotFoundError:
+        own = "unknown (not installed)"
+    versions = {"pagewire": own, "grpcio": grpc.__version__, "python": platform.python_version()}
+    if json:
+        print_json({}, **versions)
+    else:
+        print("\n".join(f"{name} {number}" for name, number in versions.items()))

@@ -1,0 +1,117 @@
+"""``pagewire serve``, ``scheduler`` and ``worker``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from types import FrameType
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import ServerError
+from ..stack import LocalStack, scheduler_command, worker_commands
+from .failures import UsageError
+from .flags import Role, flags_of, parse
+from .models import local_model, size_on_disk
+from .settings import ServeSettings, serve_settings
+
+# Flags the launcher passes on resolved, so that every part sees the same.
+_RESOLVED = ("host", "port", "internal-port", "worker-endpoint", "scheduler")
+
+
+def scheduler(context: typer.Context) -> None:
+    """Start a scheduler with its fronts; it takes the place of this process."""
+    parsed = parse(context.args, flags_of(Role.SCHEDULER), takes_model=False)
+    _become(["-m", "scheduler_svc", *parsed.words_for(Role.SCHEDULER)])
+
+
+def worker(context: typer.Context) -> None:
+    """Start a worker: [MODEL] --scheduler ENDPOINT; it takes the place of this process."""
+    parsed = parse(context.args, flags_of(Role.WORKER), takes_model=True)
+    _become(["-m", "gpu_worker", local_model(parsed.model), *parsed.words_for(Role.WORKER)])
+
+
+def serve(context: typer.Context) -> None:
+    """Start scheduler and worker(s) on this machine: [MODEL] [FLAGS]. Ctrl-C drains."""
+    parsed = parse(context.args, flags_of(*Role), takes_model=True)
+    settings = serve_settings(parsed)
+    _check_port(settings.host, settings.port, "port")
+    _check_port("127.0.0.1", settings.internal_port, "internal-port")
+    model = local_model(settings.model)
+    places = ["--host", settings.host, "--port", str(settings.port), "--internal-port", str(settings.internal_port)]
+    meeting = ["--worker-endpoint", settings.worker_endpoint]
+    stack = LocalStack(
+        scheduler=scheduler_command([*places, *meeting, *parsed.words_for(Role.SCHEDULER, _RESOLVED)]),
+        workers=worker_commands(
+            model,
+            ["--scheduler", settings.worker_endpoint, *parsed.words_for(Role.WORKER, _RESOLVED)],
+            settings.num_workers,
+        ),
+        target=settings.client_target,
+        internal_target=f"127.0.0.1:{settings.internal_port}",
+        drain_seconds=settings.drain_seconds + 10.0,
+        on_line=lambda name, line: print(line, file=sys.stderr, flush=True),
+        on_event=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    _run(stack, settings, model)
+
+
+def _run(stack: LocalStack, settings: ServeSettings, model: str) -> None:
+    """Until Ctrl-C or SIGTERM, both a clean end; raises if the stack broke down."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        stack.start()
+        _print_summary(stack, settings, model)
+        stack.wait()
+    except KeyboardInterrupt:
+        print("draining; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+    finally:
+        stack.stop()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _become(arguments: list[str]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def _check_port(host: str, port: int, name: str) -> None:
+    """Refuses a port somebody listens on, before another server there could be mistaken for ours."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+    except OSError as error:
+        raise UsageError(f"--{name} {port}: cannot listen on {host}:{port}: {error.strerror}") from None
+
+
+def _print_summary(stack: LocalStack, settings: ServeSettings, model: str) -> None:
+    """One table of what is served and where."""
+    table = Table(title="pagewire is ready", show_header=False, title_justify="left")
+    with stack.client() as client:
+        for served in client.models():
+            table.add_row("model", f"{served.name} ({served.architecture})")
+            table.add_row("dtype", served.dtype + (f", {served.quantization}" if served.quantization else ""))
+            table.add_row("weights", f"{size_on_disk(model) / 2**20:.0f} MiB on disk")
+            try:
+                num_tokens = client.load().num_pages * served.page_size
+                table.add_row("pages", f"{num_tokens // served.page_size} of {served.page_size} tokens")
+                table.add_row("tokens that fit", f"{num_tokens}")
+                concurrency = num_tokens / max(1, served.max_model_len)
+                table.add_row(f"requests of {served.max_model_len} tokens at once", f"{concurrency:.1f}")
+            except ServerError as error:
+                table.add_row("pages", f"unknown: {error.message}")
+    table.add_row("address", f"{settings.host}:{settings.port}")
+    table.add_row("internal port", str(settings.internal_port))
+    table.add_row("workers", str(settings.num_workers))
+    Console(highlight=False).print(table)

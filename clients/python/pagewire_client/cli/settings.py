@@ -1,0 +1,91 @@
+"""The few service settings ``serve`` must know itself: flag, then environment, then YAML file, then default.
+
+The services read the same sources themselves and check everything; here only what decides where they meet is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..config import setting, state_directory
+from .failures import UsageError
+from .flags import Parsed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """Where a stack's parts meet, and how many there are."""
+
+    host: str
+    port: int
+    internal_port: int
+    worker_endpoint: str
+    num_workers: int
+    drain_seconds: float
+    model: str | None
+
+    @property
+    def client_target(self) -> str:
+        """The address a client on this machine connects to."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(self.host, self.host).strip("[]")
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+def serve_settings(parsed: Parsed) -> ServeSettings:
+    """Resolves them. Raises: UsageError, naming the setting, its value and what is allowed."""
+    sources = _Sources(parsed)
+    port = sources.integer("port", 50051, 1, 65535)
+    state_dir = Path(sources.text("state-dir") or state_directory())
+    return ServeSettings(
+        host=sources.text("host") or "127.0.0.1",
+        port=port,
+        internal_port=sources.integer("internal-port", 50052, 1, 65535),
+        worker_endpoint=sources.text("worker-endpoint") or f"ipc://{state_dir}/worker-{port}.sock",
+        num_workers=sources.integer("num-workers", 1, 1, 64),
+        drain_seconds=float(sources.integer("drain-seconds", 30, 0, 86400)),
+        model=parsed.model or sources.text("model"),
+    )
+
+
+class _Sources:
+    """Flags, environment and file, in this order."""
+
+    def __init__(self, parsed: Parsed) -> None:
+        self._parsed = parsed
+        self._file = _read(parsed.value("config") or setting("config"))
+
+    def text(self, name: str) -> str | None:
+        value = self._parsed.value(name)
+        if value is None:
+            value = setting(name)
+            if name == "port" and value is not None and value.startswith("tcp://"):
+                value = None  # Kubernetes injects this for a Service called pagewire.
+        if value is None:
+            value = self._file.get(name.replace("-", "_"))
+        return None if value is None else str(value)
+
+    def integer(self, name: str, default: int, least: int, most: int) -> int:
+        value = self.text(name)
+        if value is None:
+            return default
+        if not value.isascii() or not value.isdigit() or not least <= int(value) <= most:
+            raise UsageError(f"--{name} {value}: must be an integer from {least} to {most}")
+        return int(value)
+
+
+def _read(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"--config {path}: cannot be read: {str(error).splitlines()[0]}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise UsageError(f"--config {path}: must be a mapping of settings")
+    return {str(name).replace("-", "_"): value for name, value in loaded.items()}
