@@ -1,8 +1,8 @@
 """The one interface both kernel sets (``triton`` and ``cpu``) implement; ``reference.py`` defines what is correct.
 
-Page layout, one tensor a layer (see README.md): ``kv_pages[num_pages, 2, num_kv_heads, page_size, head_dim]``, index 0 of
-the second axis holding keys, index 1 values. A (page, head) tile is contiguous. A *slot* is
-``page_id * page_size + offset in the page``.
+Page layout, one tensor a layer (see README.md): ``kv_pages[num_pages, 2, num_kv_heads, page_size, head_dim]``, index
+0 of the second axis holding keys, index 1 values. A (page, head) tile is contiguous. A *slot* is ``page_id *
+page_size + offset in the page``.
 
 Tokens of a step are packed: sequence ``s`` owns rows ``query_starts[s]:query_starts[s + 1]`` of the packed tensors. Its
 queries are the *last* ``query_len`` tokens of its ``kv_lens[s]`` tokens, so query ``i`` of it sits at position
@@ -105,9 +105,9 @@ class KernelSet(Protocol):
     ) -> torch.Tensor:
         """Causal attention of packed queries over paged keys and values (arXiv 2309.06180).
 
-        q [T, num_heads, head_dim] -> [T, num_heads, head_dim], contiguous. Never reads a page outside a sequence's table
-        nor a slot at or past its kv_len (that memory may hold NaN). A sequence with kv_len 0 is padding: its queries'
-        outputs are zero. Outputs of rows past the last sequence's are unspecified.
+        q [T, num_heads, head_dim] -> [T, num_heads, head_dim], contiguous. Never reads a page outside a sequence's
+        table nor a slot at or past its kv_len (that memory may hold NaN). A sequence with kv_len 0 is padding: its
+        queries' outputs are zero. Outputs of rows past the last sequence's are unspecified.
         """
         ...
 
@@ -115,11 +115,11 @@ class KernelSet(Protocol):
         """One token a row: argmax of ``logits / temperature + Gumbel noise`` over the tokens that truncation keeps.
 
         logits [R, V] (only real vocabulary columns) -> (token ids int32 [R], status uint8 [R]: 0 fine, 1 the row
-        holds NaN and its token id is meaningless, though a valid id). Truncation in order: min_p, top_k, top_p, each on
-        the distribution after temperature and the steps before it (``truncation.py`` defines them exactly); ties at a
-        border are all kept; at least one token is kept. Ties in the argmax go to the lowest id. Noise: word ``id % 4`` of
-        Philox4x32-10 (Salmon et al. 2011, SC11) with counter ``(id // 4, output position, output index, 0)`` and key
-        ``(seed low, seed high)``; ``u = (word // 512 + 0.5) * 2**-23`` (exact in float32 and never 1, which would make
-        the noise infinite), Gumbel ``-log(-log(u))`` in float32.
+        holds NaN and its token id is meaningless, though a valid id). Truncation in order: min_p, top_k, top_p, each
+        on the distribution after temperature and the steps before it (``truncation.py`` defines them exactly); ties
+        at a border are all kept; at least one token is kept. Ties in the argmax go to the lowest id. Noise: word ``id
+        % 4`` of Philox4x32-10 (Salmon et al. 2011, SC11) with counter ``(id // 4, output position, output index, 0)``
+        and key ``(seed low, seed high)``; ``u = (word // 512 + 0.5) * 2**-23`` (exact in float32 and never 1, which
+        would make the noise infinite), Gumbel ``-log(-log(u))`` in float32.
         """
         ...

@@ -1,17 +1,15 @@
 """Philox4x32-10, the counter-based generator behind sampling noise (Salmon et al. 2011, "Parallel random numbers: as
 easy as 1, 2, 3", SC11), in int64 torch arithmetic.
 
-Every 32-bit word lives in the low half of an int64. A 32 x 32 bit product needs 64 bits: int64 multiplication wraps, but
-its bit pattern is the unsigned product's, so shifting and masking recovers both halves exactly. Also the Gumbel noise
-built on it, because every kernel set has to use the same formula.
+Every 32-bit word lives in the low half of an int64. A 32 x 32 bit product needs 64 bits: int64 multiplication wraps,
+but its bit pattern is the unsigned product's, so shifting and masking recovers both halves exactly. Also the Gumbel
+noise built on it, because every kernel set has to use the same formula.
 """
 
 import torch
 
 MAX_GUMBEL = 16.64
 """No noise is larger: ``-log(-log(1 - 2**-24))`` is 16.635."""
-MIN_GUMBEL = -2.82
-"""No noise is smaller: ``-log(-log(2**-24))`` is -2.812."""
 
 _MASK = 0xFFFFFFFF
 _ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57

@@ -106,9 +106,7 @@ def _sample_row(logits: torch.Tensor, batch: SamplingBatch, row: int) -> int:
     if temperature == 0.0:
         return int(_first_argmax(logits.float()))
     scaled = scale_logits(logits, temperature)
-    threshold = truncation_threshold(
-        scaled, int(batch.top_k[row]), float(batch.top_p[row]), float(batch.min_p[row])
-    )
+    threshold = truncation_threshold(scaled, int(batch.top_k[row]), float(batch.top_p[row]), float(batch.min_p[row]))
     token_ids = torch.arange(logits.shape[0], device=logits.device)
     words = noise_words(
         token_ids, int(batch.seeds[row]), int(batch.output_positions[row]), int(batch.output_index[row])
@@ -123,7 +121,8 @@ def _first_argmax(values: torch.Tensor) -> torch.Tensor:
 
 
 def truncation_threshold(scaled: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """Smallest value of ``scaled`` [V] (float32, ``logits / temperature``) that min_p, top_k and top_p keep, in order."""
+    """Smallest value of ``scaled`` [V] (float32, ``logits / temperature``) that min_p, top_k and top_p keep, in
+    order."""
     kept = torch.sort(scaled, descending=True).values
     peak = kept[0]
     if min_p > 0.0:

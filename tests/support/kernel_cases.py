@@ -1,14 +1,14 @@
 """Inputs for kernel tests, the same for the interpreter, the CPU set and a GPU.
 
-Everything a kernel must not read is poison: pages of nobody, slots past a sequence's end and outputs hold NaN, the tails of
-page tables hold an id far outside the pool.
+Everything a kernel must not read is poison: pages of nobody, slots past a sequence's end and outputs hold NaN, the
+tails of page tables hold an id far outside the pool.
 """
 
 from dataclasses import dataclass
 
+import pytest
 import torch
-
-from pagewire_kernels import AttentionBatch, KernelSet, SamplingBatch
+from pagewire_kernels import AttentionBatch, SamplingBatch
 
 POISON_PAGE_ID = 2**30
 
@@ -203,7 +203,7 @@ def sampling_batch(
     )
 
 
-def poison_allocations(kernels: KernelSet, monkeypatch: object) -> None:
+def poison_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes torch.empty return NaN (or a huge integer), so that an output element nobody writes shows."""
     plain_empty = torch.empty
 
@@ -211,7 +211,7 @@ def poison_allocations(kernels: KernelSet, monkeypatch: object) -> None:
         tensor: torch.Tensor = plain_empty(*size, **options)  # type: ignore[call-overload]
         return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor.fill_(111)
 
-    monkeypatch.setattr(torch, "empty", poisoned)  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch, "empty", poisoned)
 
 
 TOLERANCE = {

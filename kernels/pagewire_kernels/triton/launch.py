@@ -86,7 +86,9 @@ def check_attention_shapes(q: torch.Tensor, kv_pages: torch.Tensor) -> tuple[int
     if head_dim < 16 or head_dim & (head_dim - 1):
         raise ValueError(f"head_dim {head_dim} is not a power of two of at least 16")
     if num_heads // num_kv_heads > 64:
-        raise ValueError(f"{num_heads} query heads over {num_kv_heads} key/value heads: groups over 64 do not fit a tile")
+        raise ValueError(
+            f"{num_heads} query heads over {num_kv_heads} key/value heads: groups over 64 do not fit a tile"
+        )
     if not kv_pages.is_contiguous() or q.stride(2) != 1 or q.stride(1) != head_dim:
         raise ValueError("pages must be contiguous and queries contiguous but for the token stride")
     return num_heads, num_kv_heads, head_dim, page_size

@@ -2,10 +2,10 @@
 # ruff: noqa: N803, N806
 """Causal attention of chunks of queries over their sequences' pages: prefill, and chunks behind a paged prefix.
 
-Flash attention (arXiv 2307.08691) with paged keys. A tile of rows is ``ROWS // GROUP`` query tokens times the GROUP query
-heads of one key/value head. Keys that every query of the tile sees take an unmasked loop, the causal tail a masked one.
-Tiles find their sequence on the device by a binary search over query_starts: sequence ``i`` of the chunks owns the tiles
-from ``(its first query) // tokens_per_tile + i`` on, which is never too few and needs no host work.
+Flash attention (arXiv 2307.08691) with paged keys. A tile of rows is ``ROWS // GROUP`` query tokens times the GROUP
+query heads of one key/value head. Keys that every query of the tile sees take an unmasked loop, the causal tail a
+masked one. Tiles find their sequence on the device by a binary search over query_starts: sequence ``i`` of the chunks
+owns the tiles from ``(its first query) // tokens_per_tile + i`` on, which is never too few and needs no host work.
 """
 
 import torch
@@ -98,9 +98,7 @@ def paged_chunk_kernel(
         key_tokens = first_token + tl.arange(0, TILE)
         readable = key_tokens < end
         key_rows = page_rows(page_table_ptr, first_token, end, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
-        keys = tl.load(
-            kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None], mask=readable[None, :], other=0.0
-        )
+        keys = tl.load(kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None], mask=readable[None, :], other=0.0)
         scores = tl.dot(q, keys, input_precision="ieee") * (scale * LOG2_E)
         scores = tl.where(key_tokens[None, :] <= positions[:, None], scores, LOWEST)
         value_rows = key_rows + NUM_KV_HEADS * PAGE_SIZE

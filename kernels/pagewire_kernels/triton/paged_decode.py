@@ -3,9 +3,9 @@
 """Attention of one query a sequence over its pages (arXiv 2309.06180), split along the keys (flash decoding).
 
 One program handles the query heads that share a key/value head over one split of the sequence, so every key is read
-once. A sequence short enough for one split is finished there; otherwise each split leaves its normalised partial result
-and its log-sum-exp, and a second small kernel combines them in split order. No atomics: results do not depend on timing.
-The split of a sequence depends on its length and on the launch's shape alone.
+once. A sequence short enough for one split is finished there; otherwise each split leaves its normalised partial
+result and its log-sum-exp, and a second small kernel combines them in split order. No atomics: results do not depend
+on timing. The split of a sequence depends on its length and on the launch's shape alone.
 """
 
 import torch
@@ -77,9 +77,7 @@ def paged_decode_kernel(
     for first_token in tl.range(begin, end, TILE, num_stages=NUM_STAGES):
         visible = first_token + tl.arange(0, TILE) < end
         key_rows = page_rows(page_table_ptr, first_token, end, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
-        keys = tl.load(
-            kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None], mask=visible[None, :], other=0.0
-        )
+        keys = tl.load(kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None], mask=visible[None, :], other=0.0)
         scores = tl.dot(q, keys, input_precision="ieee") * (scale * LOG2_E)
         scores = tl.where(visible[None, :], scores, LOWEST)
         value_rows = key_rows + NUM_KV_HEADS * PAGE_SIZE

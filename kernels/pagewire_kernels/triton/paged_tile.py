@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 """Device functions both attention kernels share: where a tile of keys lies, and one step of the online softmax.
 
-Softmax runs in base 2 with scale * log2(e) folded into the scores, and starts from the finite -1e30 rather than -inf, so
-that a row that has seen no key yet never computes inf - inf.
+Softmax runs in base 2 with scale * log2(e) folded into the scores, and starts from the finite -1e30 rather than -inf,
+so that a row that has seen no key yet never computes inf - inf.
 """
 
 import triton

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 """Root-mean-square norm (arXiv 1910.07467), alone and with the residual addition before it.
 
 One program a row; a row is read once and stays in registers, so a row of 576 takes a tile of 1024 with its tail masked.

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 """Rotary position embedding (arXiv 2104.09864) of queries and keys, fused with writing keys and values to their pages.
 
 The heads of a token come in the order q, k, v; the heads of a page in the order k, v. So head ``i`` past the queries is

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 """Sampling: argmax of ``logits / temperature`` plus Gumbel noise over the tokens that truncation keeps.
 
 Two launches: the best token of every tile of a row, then the best tile. A row's noise is a function of its seed, output

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 """silu(gate) * up of a gated feed-forward layer (arXiv 2002.05202)."""
 
 import torch

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 """Each row's truncation threshold, as ``truncation.py`` defines it, by bisection over the bits of float32.
 
-Floats compare like their bit patterns once negative ones are flipped, so about 32 halvings of an integer interval find
-the smallest value that few enough tokens (top_k), or little enough mass (top_p), lie above: exactly a kept token's value.
-No sort, no candidate list, no failure case; the work is the same for every distribution.
+Floats compare like their bit patterns once negative ones are flipped, so about 32 halvings of an integer interval
+find the smallest value that few enough tokens (top_k), or little enough mass (top_p), lie above: exactly a kept
+token's value. No sort, no candidate list, no failure case; the work is the same for every distribution.
 """
 
 import torch

@@ -1,0 +1,207 @@
+"""Compiles every Triton kernel ahead of time, on a machine with or without a GPU: ``python -m pagewire_kernels.aot``.
+
+Shows that each kernel lowers to machine code for an NVIDIA Hopper (sm_90) and an AMD MI300 (gfx942), and that its
+shared memory fits there. The table holds the shapes of a Llama with 8 and one with 3 key/value heads, in bfloat16 and
+float32, launched as the host functions launch them. Must run without TRITON_INTERPRET.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from pagewire_kernels.triton import launch, paged_chunk, paged_decode, rms_norm, rotary_kv_write, sampler, silu_mul
+from pagewire_kernels.triton import threshold as threshold_file
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A GPU to compile for and the shared memory one program may use on it."""
+
+    name: str
+    gpu: GPUTarget
+    max_shared_bytes: int
+
+
+TARGETS = (
+    Target("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024),
+    Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One compilation: the kernel, the types of its runtime arguments, its constexprs and its launch options."""
+
+    name: str
+    kernel: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model's attention shape."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype
+
+
+SHAPES = (
+    Shape("llama8b-bf16", 32, 8, 128, 32, torch.bfloat16),
+    Shape("smollm-bf16-page64", 9, 3, 64, 64, torch.bfloat16),
+    Shape("smollm-fp32", 9, 3, 64, 32, torch.float32),
+)
+_POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
+
+
+def builds(hip: bool) -> Iterator[Build]:
+    """Every kernel at representative signatures."""
+    for shape in SHAPES:
+        yield from _attention_builds(shape, hip)
+    for dtype in (torch.bfloat16, torch.float32):
+        yield from _row_builds(_POINTERS[dtype])
+        yield from _sampler_builds(_POINTERS[dtype])
+
+
+def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
+    data = _POINTERS[shape.dtype]
+    heads = {"NUM_HEADS": shape.num_heads, "NUM_KV_HEADS": shape.num_kv_heads, "HEAD_DIM": shape.head_dim}
+    q_stride = {"Q_STRIDE": shape.num_heads * shape.head_dim}
+    pages = {"q_ptr": data, "kv_pages_ptr": data, "page_tables_ptr": "*i32", "kv_lens_ptr": "*i32", "out_ptr": data}
+    page_size = {"PAGE_SIZE": shape.page_size}
+    group = shape.num_heads // shape.num_kv_heads
+
+    tiles = launch.decode_tiles(group, shape.dtype, hip)
+    splits = {"NUM_SPLITS": 8, "MIN_SPLIT": launch.MIN_SPLIT_TOKENS, "ROWS": tiles.rows, "TILE": tiles.tokens}
+    partials = {"partial_ptr": "*fp32", "log_sum_ptr": "*fp32"}
+    yield Build(
+        f"paged_decode[{shape.name}]",
+        paged_decode.paged_decode_kernel,
+        {**pages, **partials, "scale": "fp32", "page_table_stride": "i32"},
+        {**heads, **q_stride, **page_size, **splits, "NUM_STAGES": tiles.num_stages},
+        tiles.num_warps,
+    )
+    yield Build(
+        f"combine_splits[{shape.name}]",
+        paged_decode.combine_splits_kernel,
+        {"kv_lens_ptr": "*i32", "out_ptr": data, **partials},
+        {**heads, **splits},
+        1,
+    )
+    for max_query_len in (16, 512):
+        tiles = launch.chunk_tiles(max_query_len, group, shape.dtype, hip)
+        yield Build(
+            f"paged_chunk[{shape.name}, {tiles.rows} rows]",
+            paged_chunk.paged_chunk_kernel,
+            {**pages, "query_starts_ptr": "*i32", "scale": "fp32"}
+            | dict.fromkeys(("page_table_stride", "num_decodes", "num_sequences"), "i32"),
+            {**heads, **q_stride, **page_size, "ROWS": tiles.rows, "TILE": tiles.tokens}
+            | {"NUM_STAGES": tiles.num_stages},
+            tiles.num_warps,
+        )
+        if shape.dtype == torch.float32:
+            break
+    yield Build(
+        f"rotary_kv_write[{shape.name}]",
+        rotary_kv_write.rotary_kv_write_kernel,
+        {"qkv_ptr": data, "cos_sin_ptr": "*fp32", "kv_pages_ptr": data, "q_out_ptr": data}
+        | {"positions_ptr": "*i32", "slots_ptr": "*i64"},
+        {**heads, **page_size, "TILE": rotary_kv_write.TILE_HEADS}
+        | {"QKV_STRIDE": (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim},
+        4,
+    )
+
+
+def _row_builds(data: str) -> Iterator[Build]:
+    size = {"SIZE": 576, "TILE": 1024}
+    row = {"x_ptr": data, "weight_ptr": data, "out_ptr": data, "eps": "fp32"}
+    yield Build(f"rms_norm[{data}]", rms_norm.rms_norm_kernel, row, {**size, "X_STRIDE": 576}, 4)
+    yield Build(
+        f"add_rms_norm[{data}]",
+        rms_norm.add_rms_norm_kernel,
+        {**row, "residual_ptr": data},
+        {**size, "X_STRIDE": 576, "RESIDUAL_STRIDE": 576},
+        4,
+    )
+    yield Build(
+        f"silu_mul[{data}]",
+        silu_mul.silu_mul_kernel,
+        {"gate_up_ptr": data, "out_ptr": data},
+        {"ROW_STRIDE": 3072, "SIZE": 1536, "TILE": silu_mul.TILE_COLUMNS},
+        4,
+    )
+
+
+def _sampler_builds(data: str) -> Iterator[Build]:
+    vocab = {"LOGITS_STRIDE": 49152, "VOCAB": 49152}
+    tiles = {"tile_scores_ptr": "*fp32", "tile_ids_ptr": "*i32", "tile_nan_ptr": "*i32"}
+    num_tiles = launch.ceil_div(49152, 4 * sampler.TILE_COUNTERS)
+    for greedy, truncate in ((True, False), (False, True)):
+        yield Build(
+            f"tile_argmax[{data}, greedy={greedy}, truncate={truncate}]",
+            sampler.tile_argmax_kernel,
+            {"logits_ptr": data, "temperature_ptr": "*fp32", "threshold_ptr": "*fp32", "seeds_ptr": "*i64"}
+            | {"output_index_ptr": "*i32", "output_positions_ptr": "*i32", **tiles},
+            {**vocab, "NUM_TILES": num_tiles, "TILE": sampler.TILE_COUNTERS, "GREEDY": greedy, "TRUNCATE": truncate},
+            4,
+        )
+    yield Build(
+        f"truncation_threshold[{data}]",
+        threshold_file.truncation_threshold_kernel,
+        {"logits_ptr": data, "threshold_ptr": "*fp32", "top_k_ptr": "*i32"}
+        | dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr"), "*fp32"),
+        {**vocab, "TILE": threshold_file.TILE_TOKENS},
+        8,
+    )
+    if data == "*fp32":
+        yield Build(
+            "row_argmax",
+            sampler.row_argmax_kernel,
+            {**tiles, "token_ids_ptr": "*i32", "status_ptr": "*u8"},
+            {"NUM_TILES": num_tiles, "TILE": launch.next_power_of_two(num_tiles)},
+            1,
+        )
+
+
+def compile_build(build: Build, target: Target) -> int:
+    """Compiles one entry for one target and returns its shared memory in bytes. Raises whatever Triton raises."""
+    names: list[str] = build.kernel.arg_names
+    signature = {name: build.types.get(name, "constexpr") for name in names}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") and name not in (build.kernel.do_not_specialize or ())
+    }
+    source = ASTSource(fn=build.kernel, signature=signature, constexprs=build.constants, attrs=aligned)
+    compiled = triton.compile(source, target=target.gpu, options={"num_warps": build.num_warps})
+    return int(compiled.metadata.shared)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compiles the table for the named targets (default: all), a line each; 1 if one does not fit its target."""
+    wanted = list(sys.argv[1:] if arguments is None else arguments)
+    failures = 0
+    for target in TARGETS:
+        if wanted and target.name not in wanted:
+            continue
+        for build in builds(hip=target.gpu.backend == "hip"):
+            shared_bytes = compile_build(build, target)
+            fits = shared_bytes <= target.max_shared_bytes
+            failures += not fits
+            print(f"{target.name} {build.name}: {shared_bytes} bytes shared{'' if fits else ', TOO MUCH'}", flush=True)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

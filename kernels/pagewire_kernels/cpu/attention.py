@@ -1,0 +1,69 @@
+"""Paged attention on a CPU: gather pages into scratch, then torch's scaled dot product attention on whole groups.
+
+The query heads that share a key/value head become query rows, so keys and values are never repeated and every gathered
+byte is read once. Softmax and sums run in float32 inside torch's kernel.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from pagewire_kernels.cpu.step_plan import Chunk, DecodeGroup, StepPlan
+
+
+def attend(
+    q: torch.Tensor, kv_pages: torch.Tensor, plan: StepPlan, scale: float, scratch: torch.Tensor
+) -> torch.Tensor:
+    """q [T, H, D] (last two dimensions contiguous) -> [T, H, D]. ``scratch`` is flat, of the pages' dtype and big
+    enough."""
+    num_tokens, num_heads, head_dim = q.shape
+    rows = kv_pages.view(-1, plan.page_size * head_dim)
+    grouped = q.view(num_tokens, plan.num_kv_heads, num_heads // plan.num_kv_heads, head_dim)
+    out = torch.empty(grouped.shape, dtype=q.dtype)
+    if plan.has_padding(num_tokens):
+        out.zero_()
+    for group in plan.groups:
+        keys, values = _gather_group(rows, group, plan, scratch)
+        out[group.tokens] = F.scaled_dot_product_attention(
+            grouped[group.tokens], keys, values, attn_mask=group.mask, scale=scale
+        )
+    for chunk in plan.chunks(num_heads // plan.num_kv_heads):
+        _attend_chunk(grouped, rows, chunk, plan, scale, scratch, out)
+    return out.view(num_tokens, num_heads, head_dim)
+
+
+def _gathered(rows: torch.Tensor, gather_rows: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """The chosen rows, copied to the front of the scratch buffer."""
+    target = scratch[: gather_rows.numel() * rows.shape[1]].view(-1, rows.shape[1])
+    return torch.index_select(rows, 0, gather_rows, out=target)
+
+
+def _gather_group(
+    rows: torch.Tensor, group: DecodeGroup, plan: StepPlan, scratch: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    gathered = _gathered(rows, group.gather_rows, scratch).view(-1, plan.head_dim)
+    if group.zero_rows is not None:
+        gathered.index_fill_(0, group.zero_rows, 0.0)
+    both = gathered.view(2, group.num_sequences, plan.num_kv_heads, group.num_pages * plan.page_size, plan.head_dim)
+    return both[0], both[1]
+
+
+def _attend_chunk(
+    grouped: torch.Tensor,
+    rows: torch.Tensor,
+    chunk: Chunk,
+    plan: StepPlan,
+    scale: float,
+    scratch: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Writes one chunk's rows of out [T, num_kv_heads, group, D]."""
+    gathered = _gathered(rows, chunk.gather_rows, scratch)
+    keys, values = gathered.view(2, 1, plan.num_kv_heads, chunk.num_pages * plan.page_size, plan.head_dim)
+    for first, last, mask in chunk.tiles:
+        tokens = slice(chunk.first_token + first, chunk.first_token + last)
+        seen = mask.shape[1]
+        folded = grouped[tokens].transpose(0, 1).reshape(1, plan.num_kv_heads, -1, plan.head_dim)
+        attended = F.scaled_dot_product_attention(
+            folded, keys[:, :, :seen], values[:, :, :seen], attn_mask=mask, scale=scale
+        )
+        out[tokens] = attended.view(plan.num_kv_heads, last - first, -1, plan.head_dim).transpose(0, 1)

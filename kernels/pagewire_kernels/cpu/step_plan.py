@@ -1,0 +1,174 @@
+"""What the layers of one step share: where to write, what to gather, what to mask.
+
+Decodes are sorted by length and cut into groups whose members need about as many pages, so that padding to the
+longest stays small and a group's gathered pages stay in the cache between the gather and the attention. A chunk is
+gathered alone and attended in tiles of queries, each against the keys its last query sees.
+
+Gather layout: rows of ``page_size * head_dim`` elements in the order (keys or values, sequence, head, page), which
+makes keys and values ``[sequences, num_kv_heads, pages * page_size, head_dim]`` without a copy. A sequence with fewer
+pages than its group repeats its first page. Slots past a sequence's end may hold NaN: those of a decode group are
+zeroed after the gather (``zero_rows``) and masked; a chunk's are cut off.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from pagewire_kernels.interface import AttentionBatch
+
+GROUP_BYTES = 4 << 20
+"""Gathered bytes of a decode group: half of what keeps the attention reading from cache; one sequence may exceed it."""
+MIN_FILL = 0.75
+"""A sequence joins a decode group only if it fills at least this share of the longest member's pages."""
+CHUNK_TILE = 128
+"""Query tokens of a chunk attended at once; keys past the tile are skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Decodes attended by one call."""
+
+    tokens: torch.Tensor | slice
+    """Their rows of the packed queries: a slice where they lie together."""
+    num_sequences: int
+    num_pages: int
+    gather_rows: torch.Tensor
+    """int64 [2 * num_sequences * num_kv_heads * num_pages]."""
+    zero_rows: torch.Tensor | None
+    """int64: rows of head_dim elements of the gathered pages that lie past a sequence's end."""
+    mask: torch.Tensor | None
+    """[num_sequences, 1, 1, num_pages * page_size]: 0 or -inf, in the pages' dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One sequence with several queries."""
+
+    first_token: int
+    query_len: int
+    kv_len: int
+    num_pages: int
+    gather_rows: torch.Tensor
+    tiles: tuple[tuple[int, int, torch.Tensor], ...]
+    """(first query, last query + 1, mask [(queries * group), keys seen by the last of them])."""
+
+
+class StepPlan:
+    """Made at a step's first kernel from the batch's contents; costs a few list copies and small tensor operations."""
+
+    def __init__(self, batch: AttentionBatch, kv_pages: torch.Tensor) -> None:
+        self.batch = batch
+        self.page_shape = kv_pages.shape[2:]
+        self.num_kv_heads, self.page_size, self.head_dim = self.page_shape
+        self._dtype = kv_pages.dtype
+        self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._kv_lens: list[int] = batch.kv_lens.tolist()
+        self._query_starts: list[int] = batch.query_starts.tolist()
+        self._head_rows = torch.arange(2 * self.num_kv_heads).view(2, 1, self.num_kv_heads, 1)
+        self.written_tokens, self.write_rows = self._writes()
+        self.groups = [self._decode_group(members) for members in self._group_members()]
+        self._chunks: list[Chunk] | None = None
+        pages = [group.num_sequences * group.num_pages for group in self.groups]
+        pages += [self._pages_of(sequence) for sequence in self._chunk_sequences()]
+        self.scratch_elements = max(pages, default=0) * 2 * self.num_kv_heads * self.page_size * self.head_dim
+
+    def angles(self, batch: AttentionBatch, cos_sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 cosines and signed sines [T, 1, head_dim], so that ``x * cos + roll(x) * sin`` rotates both
+        halves."""
+        if self._angles is None:
+            cos, sin = cos_sin.index_select(0, batch.positions)[:, None].chunk(2, dim=-1)
+            self._angles = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+        return self._angles
+
+    def has_padding(self, num_tokens: int) -> bool:
+        """Whether some of the packed rows belong to no sequence with keys."""
+        live = sum(group.num_sequences for group in self.groups)
+        starts = self._query_starts
+        return num_tokens > live + sum(starts[chunk + 1] - starts[chunk] for chunk in self._chunk_sequences())
+
+    def chunks(self, group_size: int) -> list[Chunk]:
+        """The sequences with several queries; ``group_size`` query heads share a key/value head."""
+        if self._chunks is None:
+            self._chunks = [self._chunk(sequence, group_size) for sequence in self._chunk_sequences()]
+        return self._chunks
+
+    def _writes(self) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """(tokens with a slot, None for all; int64 [tokens, 2 * num_kv_heads] rows of head_dim elements)."""
+        slots, tokens = self.batch.slots, None
+        if slots.numel() and int(slots.min()) < 0:
+            tokens = (slots >= 0).nonzero()[:, 0]
+            slots = slots[tokens]
+        pages, offsets = slots // self.page_size, slots % self.page_size
+        heads = torch.arange(2 * self.num_kv_heads)
+        return tokens, (pages[:, None] * (2 * self.num_kv_heads) + heads) * self.page_size + offsets[:, None]
+
+    def _pages_of(self, sequence: int) -> int:
+        return -(-self._kv_lens[sequence] // self.page_size)
+
+    def _chunk_sequences(self) -> list[int]:
+        starts = self._query_starts
+        later = range(self.batch.num_decodes, len(self._kv_lens))
+        return [sequence for sequence in later if starts[sequence + 1] > starts[sequence]]
+
+    def _group_members(self) -> list[list[int]]:
+        """Decodes by falling number of pages, cut where padding or the gathered bytes would grow too large."""
+        live = [sequence for sequence in range(self.batch.num_decodes) if self._kv_lens[sequence] > 0]
+        counts = {sequence: self._pages_of(sequence) for sequence in live}
+        page_bytes = 2 * self.num_kv_heads * self.page_size * self.head_dim * self._dtype.itemsize
+        groups: list[list[int]] = []
+        for sequence in sorted(live, key=lambda sequence: -counts[sequence]):
+            if groups:
+                most = counts[groups[-1][0]]
+                fits = (len(groups[-1]) + 1) * most * page_bytes <= GROUP_BYTES
+                if fits and counts[sequence] >= MIN_FILL * most - 1:
+                    groups[-1].append(sequence)
+                    continue
+            groups.append([sequence])
+        return [sorted(group) for group in groups]
+
+    def _gather_rows(self, page_ids: torch.Tensor) -> torch.Tensor:
+        """int64 page ids [sequences, pages] -> rows in the order (keys or values, sequence, head, page)."""
+        pages = page_ids[None, :, None, :] * (2 * self.num_kv_heads)
+        return (pages + self._head_rows).reshape(-1)
+
+    def _decode_group(self, members: list[int]) -> DecodeGroup:
+        num_pages = max(self._pages_of(sequence) for sequence in members)
+        index = torch.tensor(members)
+        kv_lens = self.batch.kv_lens[index].long()[:, None]
+        own_pages = torch.arange(num_pages) * self.page_size < kv_lens
+        tables = self.batch.page_tables[index, :num_pages].long()
+        page_ids = torch.where(own_pages, tables, tables[:, :1])
+        tokens: torch.Tensor | slice = index
+        if members[-1] - members[0] + 1 == len(members):
+            tokens = slice(members[0], members[-1] + 1)
+        past_end = torch.arange(num_pages * self.page_size) >= kv_lens
+        zero_rows = mask = None
+        if bool(past_end.any()):
+            mask = torch.zeros(past_end.shape, dtype=self._dtype).masked_fill_(past_end, float("-inf"))[:, None, None]
+            # A repeated first page is finite unless the sequence does not even fill one.
+            unwritten = past_end & (own_pages.repeat_interleave(self.page_size, dim=1) | (kv_lens < self.page_size))
+            zero_rows = self._rows_of_positions(unwritten)
+        return DecodeGroup(tokens, len(members), num_pages, self._gather_rows(page_ids), zero_rows, mask)
+
+    def _rows_of_positions(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Rows of head_dim elements, over keys, values and heads, of the chosen [sequences, positions] of a gather."""
+        num_sequences, num_positions = chosen.shape
+        sequences, positions = chosen.nonzero(as_tuple=True)
+        first_rows = sequences * (self.num_kv_heads * num_positions) + positions
+        head_starts = torch.arange(self.num_kv_heads) * num_positions
+        part_starts = torch.arange(2)[:, None] * (num_sequences * self.num_kv_heads * num_positions)
+        return (first_rows[:, None, None] + part_starts + head_starts).reshape(-1)
+
+    def _chunk(self, sequence: int, group_size: int) -> Chunk:
+        first_token, kv_len = self._query_starts[sequence], self._kv_lens[sequence]
+        query_len, num_pages = self._query_starts[sequence + 1] - first_token, self._pages_of(sequence)
+        page_ids = self.batch.page_tables[sequence : sequence + 1, :num_pages].long()
+        tiles = []
+        for first in range(0, query_len, CHUNK_TILE):
+            last = min(first + CHUNK_TILE, query_len)
+            seen = kv_len - query_len + last
+            positions = torch.arange(kv_len - query_len + first, seen).repeat_interleave(group_size)
+            hidden = torch.arange(seen) > positions[:, None]
+            mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
+            tiles.append((first, last, mask))
+        return Chunk(first_token, query_len, kv_len, num_pages, self._gather_rows(page_ids), tuple(tiles))

@@ -1,0 +1,23 @@
+"""Every Triton kernel compiles ahead of time for sm_90 and gfx942 and fits their shared memory; no GPU is needed.
+
+In its own process, because Triton decides at import whether it interprets.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_kernels_compile(target: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    finished = subprocess.run(
+        [sys.executable, "-m", "pagewire_kernels.aot", target],
+        env=environment, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    for kernel in ("paged_decode", "combine_splits", "paged_chunk", "rotary_kv_write", "rms_norm", "add_rms_norm",
+                   "silu_mul", "tile_argmax", "row_argmax", "truncation_threshold"):  # fmt: skip
+        assert f"{target} {kernel}" in finished.stdout

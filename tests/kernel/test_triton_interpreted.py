@@ -1,0 +1,74 @@
+"""Every Triton kernel in Triton's interpreter against the reference.
+
+Only float32 and float16: the interpreter's bfloat16 arithmetic is not a GPU's. bfloat16 runs in tests/gpu.
+"""
+
+import pytest
+import torch
+from pagewire_kernels.triton import TritonKernels
+from support import kernel_checks, sampling_checks
+from support.kernel_cases import ATTENTION_CASES, AttentionCase, poison_allocations, sampling_batch
+from triton import knobs
+
+pytestmark = [
+    pytest.mark.skipif(
+        not knobs.runtime.interpret,
+        reason="Triton is not in interpreter mode (a GPU is present): tests/gpu runs the same cases compiled",
+    ),
+    # The interpreter computes masked-off lanes with numpy, which warns where a GPU does not.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+HALF_CASES = tuple(case for case in ATTENTION_CASES if "gqa3" in case.name)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> TritonKernels:
+    poison_allocations(monkeypatch)
+    return TritonKernels()
+
+
+@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
+def test_attention_float32(kernels: TritonKernels, case: AttentionCase) -> None:
+    kernel_checks.check_attention(kernels, case, torch.float32)
+
+
+@pytest.mark.parametrize("case", HALF_CASES, ids=lambda case: case.name)
+def test_attention_float16(kernels: TritonKernels, case: AttentionCase) -> None:
+    kernel_checks.check_attention(kernels, case, torch.float16)
+
+
+@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
+def test_rotary_kv_write(kernels: TritonKernels, case: AttentionCase) -> None:
+    kernel_checks.check_rotary(kernels, case, torch.float32)
+
+
+@pytest.mark.parametrize("size", kernel_checks.ROW_SIZES)
+def test_row_kernels(kernels: TritonKernels, size: int) -> None:
+    for dtype in (torch.float32, torch.float16):
+        kernel_checks.check_norms(kernels, size, dtype)
+        kernel_checks.check_silu_mul(kernels, size, dtype)
+
+
+@pytest.mark.parametrize("parameters", sampling_checks.PARAMETERS, ids=str)
+def test_sampling_equals_the_reference_word_for_word(kernels: TritonKernels, parameters: dict[str, float]) -> None:
+    sampling_checks.check_many_seeds(kernels, parameters, torch.float32, rows=4)
+
+
+def test_sampling_behaviour(kernels: TritonKernels) -> None:
+    sampling_checks.check_broken_rows(kernels)
+    sampling_checks.check_mixed_rows(kernels)
+
+
+def test_noise_does_not_depend_on_the_tile() -> None:
+    """Ids in the first, a middle and the last tile, each the only likely one beside its neighbours."""
+    logits = torch.full((3, 5001), -50.0)
+    for row, first in enumerate((0, 2046, 4997)):
+        logits[row, first : first + 4] = 0.0
+    for position in range(4):
+        kernel_checks.check_samples(TritonKernels(), logits, sampling_batch(3, output_position=position))
+
+
+def test_shapes_the_kernels_do_not_address_are_refused() -> None:
+    case = AttentionCase(name="odd", num_heads=2, num_kv_heads=1, head_dim=80, page_size=16, sequences=((1, 3),))
+    with pytest.raises(ValueError, match="power of two"):
+        kernel_checks.check_attention(TritonKernels(), case, torch.float32)

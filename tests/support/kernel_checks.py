@@ -1,0 +1,70 @@
+"""What every kernel set has to fulfil, called by the interpreter's, the CPU set's and the GPU's tests alike."""
+
+import torch
+from pagewire_kernels import KernelSet, SamplingBatch
+from pagewire_kernels.reference import ReferenceKernels
+from support.kernel_cases import TOLERANCE, AttentionCase, attention_inputs, rotary_inputs, seeded
+
+REFERENCE = ReferenceKernels()
+ROW_SIZES = (64, 576, 1000)
+
+
+def check_attention(kernels: KernelSet, case: AttentionCase, dtype: torch.dtype, device: str = "cpu") -> None:
+    inputs = attention_inputs(case, dtype, device)
+    expected = REFERENCE.paged_attention(inputs.q, inputs.kv_pages, inputs.batch, inputs.scale)
+    actual = kernels.paged_attention(inputs.q, inputs.kv_pages, inputs.batch, inputs.scale)
+    assert actual.is_contiguous()
+    torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
+
+
+def check_rotary(kernels: KernelSet, case: AttentionCase, dtype: torch.dtype, device: str = "cpu") -> None:
+    inputs = rotary_inputs(case, dtype, device)
+    pages = inputs.kv_pages.clone()
+    heads = (case.num_heads, case.num_kv_heads)
+    expected_pages = inputs.kv_pages
+    expected = REFERENCE.rotary_kv_write(inputs.qkv.clone(), inputs.cos_sin, expected_pages, inputs.batch, *heads)
+    actual = kernels.rotary_kv_write(inputs.qkv.clone(), inputs.cos_sin, pages, inputs.batch, *heads)
+    torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
+    # equal_nan: a slot nobody owns must still hold its poison
+    torch.testing.assert_close(pages, expected_pages, equal_nan=True, **TOLERANCE[dtype])
+
+
+def check_norms(kernels: KernelSet, size: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    generator = seeded(size)
+    x, residual = (torch.randn(3, size, generator=generator).to(device, dtype) for _ in range(2))
+    weight = torch.randn(size, generator=generator).to(device, dtype)
+    expected = REFERENCE.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-5), expected, **TOLERANCE[dtype])
+    expected_residual, actual_residual = residual.clone(), residual.clone()
+    expected = REFERENCE.add_rms_norm(x, expected_residual, weight, 1e-5)
+    actual = kernels.add_rms_norm(x, actual_residual, weight, 1e-5)
+    torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
+    torch.testing.assert_close(actual_residual, expected_residual, rtol=0, atol=0)
+
+
+def check_silu_mul(kernels: KernelSet, size: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    gate_up = (torch.randn(3, 2 * size, generator=seeded(size)) * 4).to(device, dtype)
+    torch.testing.assert_close(kernels.silu_mul(gate_up), REFERENCE.silu_mul(gate_up), **TOLERANCE[dtype])
+
+
+def check_samples(kernels: KernelSet, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+    """Asserts the reference's ids and statuses word for word and returns the ids."""
+    expected_ids, expected_status = REFERENCE.sample(logits, batch)
+    token_ids, status = kernels.sample(logits, batch)
+    assert (token_ids.dtype, status.dtype) == (torch.int32, torch.uint8)
+    assert status.tolist() == expected_status.tolist()
+    fine = expected_status == 0
+    assert token_ids[fine].tolist() == expected_ids[fine].tolist()
+    assert bool(((token_ids >= 0) & (token_ids < logits.shape[1])).all())
+    return token_ids
+
+
+def random_logits(rows: int, vocab: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:
+    return (torch.randn(rows, vocab, generator=seeded(vocab)) * 3).to(device, dtype)
+
+
+def padded_vocabulary(rows: int, vocab: int, device: str = "cpu") -> torch.Tensor:
+    """Logits [rows, vocab] cut from a wider tensor whose other columns are tempting."""
+    wide = torch.full((rows, vocab + 20), 1e9, device=device)
+    wide[:, :vocab] = random_logits(rows, vocab, device=device)
+    return wide[:, :vocab]
