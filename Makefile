@@ -1,12 +1,15 @@
 # Everything a newcomer or a CI machine runs. `make demo` shows the product, `make check` and `make test` judge it.
 #
 # The environment lives in .venv and is installed once: a stamp file makes later runs take no time, and a change of
-# pyproject.toml or of the constraints installs again. PYTHON names the interpreter to make it with.
+# pyproject.toml or of the constraints installs again. PYTHON names the interpreter to make it with; VENV_FLAGS may be
+# --system-site-packages on a machine whose image brings its own torch.
 
 PYTHON ?= python3
+VENV_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Modules are compiled when they are first imported: compiling all of torch's and transformers' here takes longer than that.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
 
@@ -26,19 +29,19 @@ help: ## list the targets
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.11 ..." >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
 
 # torch first and by itself: a range asked for later never replaces it by a larger build.
 $(VENV)/.torch: constraints-cpu.txt | $(BIN)/python
-	$(if $(TORCH),$(PIP) install $(CONSTRAINTS) $(TORCH))
+	$(if $(TORCH),$(INSTALL) $(CONSTRAINTS) $(TORCH))
 	@touch $@
 
 $(VENV)/.runtime: pyproject.toml $(VENV)/.torch
-	$(PIP) install $(CONSTRAINTS) -e '.[all]'
+	$(INSTALL) $(CONSTRAINTS) -e '.[all]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(PIP) install $(CONSTRAINTS) -e '.[dev]'
+	$(INSTALL) $(CONSTRAINTS) -e '.[dev]'
 	@touch $@
 
 setup: $(VENV)/.dev ## make .venv and install everything into it
