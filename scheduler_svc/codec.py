@@ -7,6 +7,7 @@ keeps them until they are sent does not look inside.
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -15,7 +16,7 @@ from pagewire.v1 import admin_pb2, generation_pb2
 
 from scheduler_svc import columns
 from scheduler_svc.columns import ColumnError, read_hashes, read_ints
-from scheduler_svc.core.types import BatchPlan, Counts, Ended, EndReason, NewRow, PageHash, SamplingParams
+from scheduler_svc.core.types import BatchPlan, Counts, Ended, EndReason, NewRow, PageHash, SamplingParams, WorkerId
 from scheduler_svc.messages import (
     MAX_OUTPUTS,
     Code,
@@ -76,6 +77,16 @@ _STATUSES = {
 
 class FrameError(ValueError):
     """The bytes are no frame, or its columns do not fit one another."""
+
+
+def only_part(parts: Sequence[bytes]) -> bytes:
+    """The one part that a message of a peer of ours has.
+
+    Raises: FrameError.
+    """
+    if len(parts) != 1:
+        raise FrameError(f"a message of {len(parts)} parts")
+    return parts[0]
 
 
 # From workers.
@@ -250,7 +261,7 @@ def read_front_frame(content: bytes) -> FrontMessage:
 
 def _submission(submit: Any) -> Submission | InvalidSubmission:
     def invalid(field: str, message: str, code: Code = Code.INVALID_ARGUMENT) -> InvalidSubmission:
-        reason = "UNSUPPORTED_OPTION" if code == Code.UNIMPLEMENTED else "INVALID_FIELD"
+        reason = "NOT_SUPPORTED" if code == Code.UNIMPLEMENTED else "INVALID_FIELD"
         return InvalidSubmission(key=submit.key, code=code, reason=reason, field=field, message=message)
 
     try:
@@ -410,6 +421,11 @@ def request_ended(key: int, summary: RequestSummary, retry_ms: int) -> FrontEven
     return front_pb2.RequestEvent(key=key, ended=body)
 
 
+def request_failed(key: int, summary: RequestSummary) -> FrontEvent:
+    """The scheduler itself failed on the request."""
+    return request_ended(key, replace(summary, reason=EndReason.STEP_FAILED, elsewhere=False), 0)
+
+
 # Answers to queries.
 
 
@@ -438,7 +454,7 @@ def load_response(counts: Counts, num_link_faults: int) -> bytes:
     return bytes(response.SerializeToString())
 
 
-def workers_response(counts: Counts, devices: Mapping[str, str]) -> bytes:
+def workers_response(counts: Counts, devices: Mapping[WorkerId, str]) -> bytes:
     """``devices`` are the workers' names for people, by worker id."""
     workers = [
         admin_pb2.Worker(

@@ -1,0 +1,303 @@
+"""The one loop of the scheduler process: frames in, the core decides, plans and events out.
+
+A round reads what waits (up to a limit, so that nobody starves another), lets time act, plans until each worker has its
+steps in flight, and sends. Nothing in it blocks but the poll at its start. A fault while one thing is handled is logged
+and ends the requests concerned; a broken rule of the core ends the process, because its books decide who owns a page.
+
+Order inside a round: results before new requests, so that a worker waits least; peers are judged only after all that
+waited was read.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import zmq
+
+from scheduler_svc import codec
+from scheduler_svc.core.errors import CoreError, InvariantViolation
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import Admitted, CoreConfig, EndReason, StepId, WorkerId
+from scheduler_svc.front_desk import FrontDesk
+from scheduler_svc.front_link import FrontLink, FrontLinkEvent, FrontLost
+from scheduler_svc.messages import FrontMessage, Query, Service
+from scheduler_svc.queries import Queries
+from scheduler_svc.requests import Output
+from scheduler_svc.router import Router
+from scheduler_svc.worker_link import Answered, Joined, LinkEvent, Lost, WorkerLink
+
+_FRAMES_A_ROUND = 256
+_RETRY_SECONDS = 0.005
+_MAX_REFUSED_PLANS = 3
+_WORKER_HIGH_WATER = 16
+_FRONT_HIGH_WATER = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Where the engine listens and how patient it is."""
+
+    worker_endpoint: str
+    front_endpoint: str
+    hash_key: bytes
+    core: CoreConfig
+    worker_timeout_seconds: float = 3.0
+    front_timeout_seconds: float = 3.0
+    heartbeat_seconds: float = 0.5
+
+
+class Engine:
+    """``run`` until a condition holds; ``drain`` and ``watch`` from the same thread."""
+
+    def __init__(self, settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        """Binds both endpoints.
+
+        Raises: EndpointError.
+        """
+        self._settings = settings
+        self._clock = clock
+        self._log = structlog.get_logger()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        routers = self._bind()
+        now = clock()
+        patience = {"heartbeat_seconds": settings.heartbeat_seconds, "now": now}
+        self.core = Scheduler(settings.core)
+        self.workers = WorkerLink(routers[0], timeout_seconds=settings.worker_timeout_seconds, **patience)
+        self.fronts = FrontLink(
+            routers[1], session=self.workers.session, timeout_seconds=settings.front_timeout_seconds, **patience
+        )
+        retry_ms = max(1000, int(settings.core.worker_lost_seconds * 1000))
+        self.desk = FrontDesk(self.core, self.fronts, unavailable_retry_ms=retry_ms)
+        self._queries = Queries(self.core, self.desk, self.workers)
+        self._retry_ms = retry_ms
+        self._drain_until: float | None = None
+        self._more_waits = False
+        self._max_request_tokens = 0
+        self._admitted: dict[WorkerId, dict[StepId, list[Output]]] = {}
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._poller = zmq.Poller()
+        for router in routers:
+            for socket in router.poll_sockets:
+                self._poller.register(socket, zmq.POLLIN)
+        self._tell_service()
+
+    @property
+    def is_drained(self) -> bool:
+        """Draining was asked for and no request is left, nor anything to tell a front."""
+        return self.desk.draining and not len(self.desk.requests) and not self.fronts.has_waiting()
+
+    @property
+    def num_link_faults(self) -> int:
+        return self.workers.num_faults + self.fronts.num_faults
+
+    def run(self, until: Callable[[], bool]) -> None:
+        while not until():
+            self.run_round()
+
+    def watch(self, descriptor: int, on_ready: Callable[[], None]) -> None:
+        """Calls ``on_ready`` in the loop whenever the descriptor can be read."""
+        self._watched[descriptor] = on_ready
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def unwatch(self, descriptor: int) -> None:
+        if self._watched.pop(descriptor, None) is not None:
+            self._poller.unregister(descriptor)
+
+    def drain(self, seconds: float) -> None:
+        """Takes no more requests; those that still run after ``seconds`` end. Asking again can only shorten it."""
+        until = self._clock() + seconds
+        self._drain_until = until if self._drain_until is None else min(until, self._drain_until)
+        self.desk.draining = True
+        self._tell_service()
+
+    def close(self, reason: str) -> None:
+        self.workers.close(reason)
+        self.fronts.close()
+        self._context.term()
+
+    # One round.
+
+    def run_round(self) -> None:
+        ready = self._poller.poll(max(0, int(self._patience(self._clock()) * 1000 + 0.999)))
+        for source, _ in ready:
+            if isinstance(source, int) and source in self._watched:
+                self._watched[source]()
+        now = self._clock()
+        caught_up = self._read_workers(now)
+        caught_up &= self._read_fronts(now)
+        self._pass_time(now, caught_up)
+        self._plan(now)
+        self._apply_worker_events(self.workers.flush(now), now)
+        self.fronts.flush(now)
+        self._more_waits = not caught_up
+
+    def _patience(self, now: float) -> float:
+        """Seconds that the round may wait for something to happen."""
+        if self._more_waits:
+            return 0.0
+        if self.workers.has_waiting() or self.fronts.has_waiting():
+            return _RETRY_SECONDS
+        due = [self._settings.heartbeat_seconds / 2]
+        expiry = self.core.next_expiry()
+        if expiry is not None:
+            due.append(expiry - now)
+        if self._drain_until is not None:
+            due.append(max(_RETRY_SECONDS, self._drain_until - now))
+        return max(0.0, min(due))
+
+    def _read_workers(self, now: float) -> bool:
+        events, num_frames = self.workers.receive(now, _FRAMES_A_ROUND)
+        self._apply_worker_events(events, now)
+        return num_frames < _FRAMES_A_ROUND
+
+    def _read_fronts(self, now: float) -> bool:
+        events, num_frames = self.fronts.receive(now, _FRAMES_A_ROUND)
+        self._apply_front_events(events, now)
+        return num_frames < _FRAMES_A_ROUND
+
+    def _pass_time(self, now: float, caught_up: bool) -> None:
+        if caught_up:
+            self._apply_worker_events(self.workers.check(now), now)
+            self._apply_front_events(self.fronts.check(now), now)
+        expiry = self.core.next_expiry()
+        if expiry is not None and expiry <= now:
+            self.desk.deliver(self.core.expire(now), now)
+        if self._drain_until is not None and now >= self._drain_until and len(self.desk.requests):
+            self.desk.cancel_all(EndReason.SHUTDOWN, now)
+
+    # Workers.
+
+    def _apply_worker_events(self, events: list[LinkEvent], now: float) -> None:
+        for event in events:
+            if isinstance(event, Answered):
+                self._commit(event, now)
+            elif isinstance(event, Joined):
+                self._join(event, now)
+            else:
+                self._lose(event, now)
+
+    def _commit(self, event: Answered, now: float) -> None:
+        result = event.result
+        if event.failure is not None:
+            ids = {"worker_id": result.worker_id, "step_id": result.step_id}
+            self._log.error("step failed", failure=event.failure[:200], **ids)
+        self._admitted.get(result.worker_id, {}).pop(result.step_id, None)
+        try:
+            committed = self.core.commit(result, now)
+        except InvariantViolation:
+            raise
+        except Exception:
+            self._fail_worker(result.worker_id, "commit", now)
+            return
+        self.desk.deliver_tokens(committed)
+        self.desk.deliver(committed.events, now)
+
+    def _join(self, event: Joined, now: float) -> None:
+        worker_id = event.card.worker_id
+        self._admitted[worker_id] = {}
+        try:
+            events = self.core.add_worker(event.card, now)
+        except InvariantViolation:
+            raise
+        except CoreError as error:
+            self.workers.refuse(worker_id, str(error))
+            return
+        self.desk.vocab_size = event.hello.vocab_size
+        self.desk.deliver(events, now)
+        self._tell_service()
+
+    def _lose(self, event: Lost, now: float) -> None:
+        admitted = self._admitted.pop(event.worker_id, {})
+        if event.refused_step_id is not None:
+            self._count_refusal(event, admitted.get(event.refused_step_id, []), now)
+        self.desk.deliver(self.core.remove_worker(event.worker_id, now), now)
+        self._tell_service()
+
+    def _count_refusal(self, event: Lost, admitted: list[Output], now: float) -> None:
+        """A request whose plans are refused again and again ends, or it would take worker after worker with it."""
+        suspects = admitted or self.desk.outputs_on(event.worker_id)
+        for output in suspects:
+            output.num_refused_plans += 1
+        self.desk.fail([o for o in suspects if o.num_refused_plans >= _MAX_REFUSED_PLANS], now)
+
+    def _fail_worker(self, worker_id: WorkerId, doing: str, now: float) -> None:
+        """The core failed on a worker's work: that work ends, and the worker begins anew."""
+        self._log.exception("core failed", doing=doing, worker_id=worker_id)
+        outputs = self.desk.outputs_on(worker_id)
+        waiting = (o for request in self.desk.requests for o in request.outputs if not o.running)
+        self.desk.fail(outputs or list(waiting), now)
+        self._apply_worker_events(self.workers.give_up(worker_id, f"the scheduler failed to {doing}"), now)
+
+    def _plan(self, now: float) -> None:
+        for worker_id in self.workers.worker_ids:
+            self._plan_worker(worker_id, now)
+
+    def _plan_worker(self, worker_id: WorkerId, now: float) -> None:
+        """Plans until the worker has its steps in flight or there is nothing to do."""
+        try:
+            while self._plan_step(worker_id, now):
+                pass
+        except InvariantViolation:
+            raise
+        except Exception:
+            self._fail_worker(worker_id, "plan", now)
+
+    def _plan_step(self, worker_id: WorkerId, now: float) -> bool:
+        plan, events = self.core.plan(worker_id, now)
+        if plan is not None:
+            admitted = [self.desk.requests.output(each.key) for each in events if isinstance(each, Admitted)]
+            if admitted:
+                self._admitted[worker_id][plan.step_id] = [output for output in admitted if output is not None]
+            self.workers.send_plan(plan, now)
+        if events:
+            self.desk.deliver(events, now)
+        return plan is not None
+
+    # Fronts.
+
+    def _apply_front_events(self, events: list[FrontLinkEvent], now: float) -> None:
+        for event in events:
+            if isinstance(event, FrontLost):
+                self.desk.cancel_front(event.front_id, now)
+                continue
+            self.desk.apply(event.message, now)
+            for query in event.message.queries:
+                self._answer(event.message, query, now)
+
+    def _answer(self, message: FrontMessage, query: Query, now: float) -> None:
+        if query.kind == "drain_ms":
+            self._log.info("drain asked for", milliseconds=query.milliseconds)
+            self.drain(query.milliseconds / 1000)
+            reply = codec.reply(query.query_id, codec.drain_response())
+        else:
+            reply = self._queries.reply(query, self.num_link_faults, now)
+        self.fronts.outbox(message.front_id).add_reply(reply)
+
+    def _tell_service(self) -> None:
+        hellos, model = self.workers.hellos.values(), self.workers.model
+        limit = self._settings.core.max_model_len
+        sizes = [min(hello.max_model_len, hello.num_pages * hello.page_size) for hello in hellos]
+        if sizes:
+            self._max_request_tokens = min(max(sizes), limit or max(sizes))
+        self.fronts.set_service(
+            Service(
+                model_card=b"" if model is None else model.model_card,
+                num_workers=len(hellos),
+                page_size=0 if model is None else model.page_size,
+                hash_key=self._settings.hash_key,
+                max_request_tokens=self._max_request_tokens,
+                max_num_seqs=sum(min(self._settings.core.max_num_seqs, hello.max_num_seqs) for hello in hellos),
+                draining=self.desk.draining,
+                retry_ms=0 if hellos else self._retry_ms,
+            )
+        )
+
+    def _bind(self) -> tuple[Router, Router]:
+        worker_router = Router(self._context, self._settings.worker_endpoint, _WORKER_HIGH_WATER)
+        try:
+            front_router = Router(self._context, self._settings.front_endpoint, _FRONT_HIGH_WATER)
+        except Exception:
+            worker_router.close()
+            raise
+        return worker_router, front_router

@@ -1,0 +1,287 @@
+"""What fronts ask becomes calls of the core; what the core tells becomes events for the fronts.
+
+Owns the live requests and the ended ones. A request ends once: after the end of its last output the front is told, the
+answer for later questions is kept and everything else of it is forgotten. A fault while one request is handled ends
+that request and no other; a broken rule of the core is not a fault of a request and goes on up.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import structlog
+
+from scheduler_svc import codec
+from scheduler_svc.core.errors import InvariantViolation, RejectCode, RequestRejected
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import (
+    Admitted,
+    Committed,
+    Ended,
+    EndReason,
+    Event,
+    Held,
+    NewRequest,
+    Preempted,
+    PrefillProgress,
+    RequestKey,
+    SamplingParams,
+)
+from scheduler_svc.drain_rate import DrainRate
+from scheduler_svc.front_link import FrontLink
+from scheduler_svc.messages import Code, FrontMessage, InvalidSubmission, Submission
+from scheduler_svc.requests import DuplicateRequest, EndedRequests, Output, Request, Requests
+
+_REJECTIONS = {
+    RejectCode.INVALID: (Code.INVALID_ARGUMENT, "INVALID_FIELD"),
+    RejectCode.TOO_LARGE: (Code.INVALID_ARGUMENT, "INVALID_FIELD"),
+    RejectCode.QUEUE_FULL: (Code.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    RejectCode.NO_WORKER: (Code.UNAVAILABLE, "NO_WORKER"),
+    RejectCode.DUPLICATE: (Code.INTERNAL, "INTERNAL"),
+}
+_RETRY_ENDS = frozenset({EndReason.WORKER_LOST, EndReason.SHUTDOWN})
+
+
+class FrontDesk:
+    """``apply`` takes what a front says, ``deliver`` and ``deliver_tokens`` what the core says."""
+
+    def __init__(self, core: Scheduler, link: FrontLink, *, unavailable_retry_ms: int) -> None:
+        self.requests = Requests()
+        self.ended = EndedRequests()
+        self.draining = False
+        self.vocab_size = 0
+        self._core = core
+        self._link = link
+        self._unavailable_retry_ms = unavailable_retry_ms
+        self._rate = DrainRate()
+        self._log = structlog.get_logger()
+
+    # From fronts.
+
+    def apply(self, message: FrontMessage, now: float) -> None:
+        """Everything of a frame but its queries."""
+        front_id = message.front_id
+        for submission in message.submissions:
+            self._submit(front_id, submission, now)
+        for stop in message.stops:
+            output = self._output(front_id, stop.key, stop.index)
+            if output is not None:
+                self._tell(output, partial(self._core.stop, num_output_tokens=stop.num_output_tokens, now=now), now)
+        for scanned in message.scanned:
+            output = self._output(front_id, scanned.key, scanned.index)
+            if output is not None:
+                self._tell(output, partial(self._core.scanned, now=now), now)
+        for cancel in message.cancels:
+            request = self.requests.by_front_key(front_id, cancel.key)
+            if request is not None:
+                self.cancel(request, EndReason.DEADLINE if cancel.deadline else EndReason.CANCELLED, now)
+
+    def cancel(self, request: Request, reason: EndReason, now: float) -> None:
+        """Ends all outputs of a request that have not ended."""
+        for output in list(request.outputs):
+            if output.ended is None:
+                self._tell(output, partial(self._core.cancel, reason=reason, now=now), now)
+
+    def cancel_front(self, front_id: int, now: float) -> None:
+        for request in self.requests.of_front(front_id):
+            self.cancel(request, EndReason.CANCELLED, now)
+
+    def cancel_all(self, reason: EndReason, now: float) -> None:
+        for request in list(self.requests):
+            self.cancel(request, reason, now)
+
+    def fail(self, outputs: Iterable[Output], now: float) -> None:
+        """Ends outputs that the server is at fault for."""
+        for output in outputs:
+            if output.ended is None:
+                self._tell(output, partial(self._core.cancel, reason=EndReason.STEP_FAILED, now=now), now)
+
+    def outputs_on(self, worker_id: str) -> list[Output]:
+        """Outputs that run on a worker."""
+        return [o for request in self.requests for o in request.outputs if o.running and o.worker_id == worker_id]
+
+    def _output(self, front_id: int, front_key: int, index: int) -> Output | None:
+        request = self.requests.by_front_key(front_id, front_key)
+        if request is None or index >= len(request.outputs) or request.outputs[index].ended is not None:
+            return None
+        return request.outputs[index]
+
+    def _tell(self, output: Output, call: Callable[[RequestKey], list[Event]], now: float) -> None:
+        """One call of the core about one output; if it fails, the request ends and the loop goes on."""
+        try:
+            events = call(output.key)
+        except InvariantViolation:
+            raise
+        except Exception:
+            request = output.request
+            self._log.exception("request failed", request_id=request.request_id, key=output.key)
+            self._abandon(request)
+            return
+        self.deliver(events, now)
+
+    def _submit(self, front_id: int, submission: Submission | InvalidSubmission, now: float) -> None:
+        if self.requests.by_front_key(front_id, submission.key) is not None:
+            self._log.warning("submission dropped: its key is in use", front=f"{front_id:016x}", key=submission.key)
+            return
+        if isinstance(submission, InvalidSubmission):
+            self._reject(
+                front_id, submission.key, submission.code, submission.reason, submission.message, submission.field
+            )
+            return
+        if self.draining:
+            self._reject(front_id, submission.key, Code.UNAVAILABLE, "DRAINING", "the server is draining")
+            return
+        if (
+            self.vocab_size
+            and submission.prompt
+            and not 0 <= min(submission.prompt) <= max(submission.prompt) < self.vocab_size
+        ):
+            message = f"a token id is not in 0..{self.vocab_size - 1}"
+            self._reject(front_id, submission.key, Code.INVALID_ARGUMENT, "INVALID_FIELD", message, "prompt")
+            return
+        try:
+            request = self.requests.add(front_id, submission)
+        except DuplicateRequest:
+            message = "a live request has this request_id"
+            self._reject(front_id, submission.key, Code.ALREADY_EXISTS, "REQUEST_EXISTS", message, "request_id")
+            return
+        self._start(request, submission, now)
+
+    def _start(self, request: Request, submission: Submission, now: float) -> None:
+        front_id, front_key = request.front_id, request.front_key
+        events: list[Event] = []
+        try:
+            for output in request.outputs:
+                events += self._core.submit(_new_request(output, submission, now), now)
+        except RequestRejected as error:
+            self._take_back(request, now)
+            code, reason = _REJECTIONS[error.code]
+            self._reject(front_id, front_key, code, reason, error.message, error.field, self._retry_ms(code, now))
+            return
+        except InvariantViolation:
+            raise
+        except Exception:
+            self._log.exception("submission failed", request_id=request.request_id)
+            self._take_back(request, now)
+            self._reject(front_id, front_key, Code.INTERNAL, "INTERNAL", "the scheduler failed on this request")
+            return
+        if request.progress_events:
+            position = max(0, self._core.counts().num_waiting - len(request.outputs))
+            event = codec.queued(front_key, position, "waits for its turn")
+            self._link.outbox(front_id).add_progress(front_key, "queued", event)
+        self.deliver(events, now)
+
+    def _take_back(self, request: Request, now: float) -> None:
+        """Outputs of a refused request that the core has taken already."""
+        for output in request.outputs:
+            self._core.cancel(output.key, EndReason.CANCELLED, now)
+        self.requests.remove(request)
+
+    def _reject(
+        self,
+        front_id: int,
+        front_key: int,
+        code: Code,
+        reason: str,
+        message: str,
+        field: str = "",
+        retry_ms: int | None = None,
+    ) -> None:
+        if retry_ms is None:
+            retry_ms = self._unavailable_retry_ms if code == Code.UNAVAILABLE else 0
+        self._link.outbox(front_id).add_event(codec.rejected(front_key, code, reason, message, field, retry_ms))
+
+    def _retry_ms(self, code: Code, now: float) -> int | None:
+        if code != Code.RESOURCE_EXHAUSTED:
+            return None
+        return self._rate.retry_ms(self._core.counts().num_waiting, now)
+
+    def _abandon(self, request: Request) -> None:
+        """Ends a request without the core, which failed on it."""
+        box = self._link.outbox(request.front_id)
+        box.add_event(codec.request_failed(request.front_key, request.summary()))
+        self.requests.remove(request)
+
+    # From the core.
+
+    def deliver_tokens(self, committed: Committed) -> None:
+        requests, link = self.requests, self._link
+        for key, token_id in zip(committed.keys, committed.token_ids, strict=True):
+            output = requests.output(key)
+            if output is not None:
+                output.num_tokens += 1
+                request = output.request
+                link.outbox(request.front_id).add_token(request.front_key, output.index, token_id)
+
+    def deliver(self, events: Iterable[Event], now: float) -> None:
+        for event in events:
+            output = self.requests.output(event.key)
+            if output is None:
+                continue
+            if isinstance(event, Ended):
+                self._end(output, event, now)
+            elif isinstance(event, Held):
+                held = codec.held(output.request.front_key, output.index, event.num_output_tokens)
+                self._link.outbox(output.request.front_id).add_event(held)
+            else:
+                self._progress(output, event)
+
+    def _progress(self, output: Output, event: Admitted | PrefillProgress | Preempted) -> None:
+        request, key = output.request, output.request.front_key
+        if isinstance(event, Admitted):
+            output.running, output.worker_id = True, event.worker_id
+            if not event.resumed:
+                output.num_cached_tokens = event.num_cached_tokens
+            kind, message = "admitted", codec.admitted(key, event.num_cached_tokens, event.worker_id)
+        elif isinstance(event, Preempted):
+            output.running = False
+            kind, message = "preempted", codec.preempted(key, event.reason)
+        else:
+            message = codec.prefill(key, event.num_computed_tokens, event.num_prompt_tokens)
+            kind = "prefill"
+        if request.progress_events:
+            self._link.outbox(request.front_id).add_progress(key, kind, message)
+
+    def _end(self, output: Output, ended: Ended, now: float) -> None:
+        request, key = output.request, output.request.front_key
+        output.ended, output.running = ended, False
+        box = self._link.outbox(request.front_id)
+        box.add_event(codec.output_ended(key, output.index, ended, request.cancelled_elsewhere))
+        if not request.is_over:
+            return
+        summary = request.summary()
+        retry_ms = self._unavailable_retry_ms if summary.reason in _RETRY_ENDS else 0
+        box.add_event(codec.request_ended(key, summary, retry_ms))
+        answer = codec.request_response(request.request_id, "ended", summary, request.endings())
+        self.ended.keep(request.tenant, request.request_id, answer, now)
+        self.requests.remove(request)
+        self._rate.count_end(now)
+
+
+def _new_request(output: Output, submission: Submission, now: float) -> NewRequest:
+    sampling = submission.sampling
+    if output.index:
+        sampling = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            output_index=output.index,
+        )
+    return NewRequest(
+        key=output.key,
+        prompt=submission.prompt,
+        page_hashes=submission.page_hashes,
+        root_hash=submission.root_hash,
+        max_tokens=submission.max_tokens,
+        stop_token_ids=submission.stop_token_ids,
+        hold_endings=submission.hold_endings,
+        priority=submission.priority,
+        deadline=_absolute(submission.deadline_seconds, now),
+        time_limit=_absolute(submission.time_limit_seconds, now),
+        sampling=sampling,
+    )
+
+
+def _absolute(seconds: float | None, now: float) -> float | None:
+    return None if seconds is None else now + seconds

@@ -1,0 +1,67 @@
+"""Questions of fronts that concern the whole server or requests by the callers' ids, and their answers."""
+
+from typing import Any
+
+from scheduler_svc import codec
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import EndReason
+from scheduler_svc.front_desk import FrontDesk
+from scheduler_svc.messages import Code, Query
+from scheduler_svc.worker_link import WorkerLink
+
+
+class QueryFailed(Exception):  # noqa: N818 - an answer, not a fault
+    """The answer is a status."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Queries:
+    """Answers everything but a drain, which is the engine's."""
+
+    def __init__(self, core: Scheduler, desk: FrontDesk, workers: WorkerLink) -> None:
+        self._core = core
+        self._desk = desk
+        self._workers = workers
+
+    def reply(self, query: Query, num_link_faults: int, now: float) -> Any:
+        """A Reply message."""
+        try:
+            return codec.reply(query.query_id, self._answer(query, num_link_faults, now))
+        except QueryFailed as failure:
+            return codec.reply(query.query_id, code=failure.code, message=failure.message)
+
+    def _answer(self, query: Query, num_link_faults: int, now: float) -> bytes:
+        if query.kind == "load":
+            return codec.load_response(self._core.counts(), num_link_faults)
+        if query.kind == "workers":
+            devices = {worker_id: hello.device for worker_id, hello in self._workers.hellos.items()}
+            return codec.workers_response(self._core.counts(), devices)
+        if query.kind not in ("cancel_request_id", "get_request_id"):
+            raise QueryFailed(Code.UNIMPLEMENTED, "the scheduler does not know this question")
+        if not query.request_id:
+            raise QueryFailed(Code.INVALID_ARGUMENT, "request_id is empty")
+        if query.kind == "cancel_request_id":
+            return self._cancel(query, now)
+        return self._get(query, now)
+
+    def _cancel(self, query: Query, now: float) -> bytes:
+        request = self._desk.requests.by_id(query.tenant, query.request_id)
+        if request is not None:
+            request.cancelled_elsewhere = True
+            self._desk.cancel(request, EndReason.CANCELLED, now)
+        elif self._desk.ended.get(query.tenant, query.request_id, now) is None:
+            raise QueryFailed(Code.NOT_FOUND, "there is no such request")
+        return codec.cancel_response()
+
+    def _get(self, query: Query, now: float) -> bytes:
+        request = self._desk.requests.by_id(query.tenant, query.request_id)
+        if request is not None:
+            return codec.request_response(request.request_id, request.state, request.summary(), request.endings())
+        answer = self._desk.ended.get(query.tenant, query.request_id, now)
+        if answer is None:
+            raise QueryFailed(Code.NOT_FOUND, "there is no such request")
+        return answer

@@ -1,0 +1,112 @@
+"""A bound ZeroMQ ROUTER that never blocks, never drops silently and knows which peers are gone.
+
+A full queue of a peer is reported (back-pressure), an unknown peer is reported (mandatory routing). The kernel closes a
+killed process's sockets at once: each disconnection is matched to the peer by the descriptor its messages came from. A
+peer that connects again is another peer: ZeroMQ names it anew.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import NewType
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+Peer = NewType("Peer", bytes)
+"""ZeroMQ's name of one connection."""
+
+MAX_FRAME_BYTES = 48 * 1024 * 1024
+"""A larger frame closes its connection. Hellos carry tokenizers of up to 35 MB."""
+_RECEIVE_HIGH_WATER = 1000
+_LINGER_MS = 300
+
+
+class Sent(Enum):
+    """What became of a frame."""
+
+    SENT = "sent"
+    FULL = "full"
+    """The peer's queue is full: try again later."""
+    GONE = "gone"
+    """There is no such peer."""
+
+
+class EndpointError(Exception):
+    """An endpoint cannot be bound; the message names it."""
+
+
+class Router:
+    """``send_high_water`` frames wait for a peer that does not read; ``poll_sockets`` wake a poller for ``receive``."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, send_high_water: int) -> None:
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.SNDHWM, send_high_water)
+        self._socket.setsockopt(zmq.RCVHWM, _RECEIVE_HIGH_WATER)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._descriptors: dict[Peer, int] = {}
+        self._peers: dict[int, Peer] = {}
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise EndpointError(f"cannot listen on {endpoint}: {error.strerror}") from error
+
+    @property
+    def poll_sockets(self) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
+        return self._socket, self._monitor
+
+    def receive(self, limit: int) -> Iterator[tuple[Peer, list[bytes] | None]]:
+        """Up to ``limit`` waiting messages as their parts; None says that the peer's connection ended."""
+        for _ in range(limit):
+            try:
+                parts = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                break
+            peer, descriptor = Peer(parts[0].bytes), int(parts[-1].get(zmq.SRCFD))
+            if self._descriptors.get(peer) != descriptor:
+                yield from self._learn(peer, descriptor)
+            yield peer, [part.bytes for part in parts[1:]]
+        yield from self._ended()
+
+    def send(self, peer: Peer, content: bytes) -> Sent:
+        try:
+            self._socket.send_multipart([peer, content], zmq.DONTWAIT)
+        except zmq.Again:
+            return Sent.FULL
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return Sent.GONE
+        return Sent.SENT
+
+    def close(self) -> None:
+        """What was sent still goes out, for a moment."""
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+
+    def _learn(self, peer: Peer, descriptor: int) -> Iterator[tuple[Peer, None]]:
+        # The name or the descriptor may have been an older connection's: its end comes before the new one's messages.
+        yield from self._ended()
+        for older in (self._peers.get(descriptor), peer):
+            if older is not None and older in self._descriptors:
+                del self._peers[self._descriptors.pop(older)]
+                yield older, None
+        self._descriptors[peer] = descriptor
+        self._peers[descriptor] = peer
+
+    def _ended(self) -> Iterator[tuple[Peer, None]]:
+        """Peers whose connection ended, as the monitor tells."""
+        while True:
+            try:
+                parts = self._monitor.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            peer = self._peers.pop(parse_monitor_message(parts)["value"], None)
+            if peer is not None:
+                del self._descriptors[peer]
+                yield peer, None
