@@ -27,7 +27,7 @@ ALLOWED = {
         *("llguidance", "zmq", "numpy", "pydantic", "pydantic_settings", "yaml", "structlog"),
     },
     "pagewire_kernels": {"torch", "triton"},
-    "pagewire_client": {"pagewire", "grpc", "grpc_status", "google"},
+    "pagewire_client": {"pagewire", "grpc", "grpc_status", "google", "typing_extensions"},
 }
 
 FOLDERS = {
