@@ -31,7 +31,7 @@ class Sent(Enum):
     """There is no such peer."""
 
 
-class EndpointError(Exception):
+class EndpointError(OSError):
     """An endpoint cannot be bound; the message names it."""
 
 

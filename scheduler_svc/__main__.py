@@ -1,0 +1,19 @@
+"""``python -m scheduler_svc``: the scheduler process and its fronts."""
+
+import sys
+
+from scheduler_svc import config, log, process
+
+
+def main() -> int:
+    try:
+        settings = config.load(sys.argv[1:])
+    except config.ConfigError as error:
+        print(f"scheduler: {error}", file=sys.stderr)
+        return 2
+    log.configure(settings.log_format)
+    return process.run(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""The front processes: started, awaited, started again after a crash, stopped.
+
+A front dies with this process whatever ends it: the kernel kills it. It is in a session of its own, so that a
+terminal's Ctrl-C reaches this process alone, which stops the fronts when their requests have ended.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+_QUICK_SECONDS = 10.0
+_MAX_QUICK_CRASHES = 5
+_FIRST_PAUSE_SECONDS = 0.2
+_MAX_READY_BYTES = 4096
+# prctl(PR_SET_PDEATHSIG, SIGKILL), then the program. A parent that died before the call shows by its changed id.
+_DIE_WITH_PARENT = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class FrontFailed(Exception):  # noqa: N818 - what happened
+    """A front cannot be started; the message is one line for the operator."""
+
+
+@dataclass(slots=True)
+class _Front:
+    number: int
+    process: "subprocess.Popen[bytes]"
+    started_at: float
+    ready_fd: int | None
+    said: bytes = b""
+    num_quick_crashes: int = 0
+
+
+class Fronts:
+    """``command`` gives the arguments of front ``number`` behind the interpreter; it gets ``--ready-fd`` added.
+
+    ``watch`` and ``unwatch`` have a descriptor looked after by the loop. All methods are called from the loop's thread.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[Sequence[str]],
+        *,
+        watch: Callable[[int, Callable[[], None]], None],
+        unwatch: Callable[[int], None],
+        on_ready: Callable[[], None],
+    ) -> None:
+        self._commands = commands
+        self._watch = watch
+        self._unwatch = unwatch
+        self._on_ready = on_ready
+        self._fronts: dict[int, _Front] = {}
+        self._due: dict[int, tuple[float, int]] = {}
+        """Fronts to start again: when, and after how many quick crashes."""
+        self._ready: set[int] = set()
+        self._stopping = False
+        self._log = structlog.get_logger()
+
+    @property
+    def pids(self) -> list[int]:
+        return [front.process.pid for front in self._fronts.values()]
+
+    @property
+    def num_alive(self) -> int:
+        return len(self._fronts)
+
+    def start(self, now: float) -> None:
+        for number in range(len(self._commands)):
+            self._start(number, now)
+
+    def check(self, now: float) -> None:
+        """Looks for fronts that ended, and starts those again whose pause is over.
+
+        Raises: FrontFailed: one ended before it was ever ready, or crashes again and again.
+        """
+        for front in list(self._fronts.values()):
+            code = front.process.poll()
+            if code is not None:
+                self._ended(front, code, now)
+        for number, (at, num_quick_crashes) in list(self._due.items()):
+            if now >= at and not self._stopping:
+                del self._due[number]
+                self._start(number, now).num_quick_crashes = num_quick_crashes
+
+    def terminate(self) -> None:
+        """Asks all to end; none is started again."""
+        self._stopping = True
+        for front in self._fronts.values():
+            front.process.terminate()
+
+    def kill(self) -> None:
+        """Ends those that are left, at once."""
+        self._stopping = True
+        for front in list(self._fronts.values()):
+            front.process.kill()
+            front.process.wait()
+            self._forget(front)
+
+    def _start(self, number: int, now: float) -> _Front:
+        read_end, write_end = os.pipe()
+        program = [sys.executable, *self._commands[number], "--ready-fd", str(write_end)]
+        tied = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *program]
+        process = subprocess.Popen(tied, stdin=subprocess.DEVNULL, pass_fds=[write_end], start_new_session=True)
+        os.close(write_end)
+        front = _Front(number=number, process=process, started_at=now, ready_fd=read_end)
+        self._fronts[number] = front
+        self._watch(read_end, lambda: self._read_ready(front))
+        return front
+
+    def _read_ready(self, front: _Front) -> None:
+        """One line: ready, or why not. The end of the pipe without a line is told by the process's end."""
+        if front.ready_fd is None:
+            return
+        content = os.read(front.ready_fd, _MAX_READY_BYTES)
+        front.said += content
+        if content and b"\n" not in front.said:
+            return
+        self._close_ready(front)
+        if front.said.strip() == b"ready":
+            self._log.info("front ready", front=front.number, pid=front.process.pid)
+            if front.number not in self._ready:
+                self._ready.add(front.number)
+                if len(self._ready) == len(self._commands):
+                    self._on_ready()
+        elif front.said:
+            raise FrontFailed(front.said.decode(errors="replace").strip().removeprefix("error:").strip())
+
+    def _ended(self, front: _Front, code: int, now: float) -> None:
+        if front.ready_fd is not None and not self._stopping:
+            self._read_ready(front)
+        self._forget(front)
+        if self._stopping:
+            return
+        self._log.error("front ended", front=front.number, pid=front.process.pid, code=code)
+        if front.number not in self._ready:
+            raise FrontFailed(f"front {front.number} ended with code {code} before it was ready")
+        quick = front.num_quick_crashes + 1 if now - front.started_at < _QUICK_SECONDS else 1
+        if quick > _MAX_QUICK_CRASHES:
+            raise FrontFailed(f"front {front.number} crashed {quick} times in a row")
+        self._due[front.number] = (now + _FIRST_PAUSE_SECONDS * 2 ** (quick - 1), quick)
+
+    def _forget(self, front: _Front) -> None:
+        self._close_ready(front)
+        self._fronts.pop(front.number, None)
+
+    def _close_ready(self, front: _Front) -> None:
+        if front.ready_fd is not None:
+            self._unwatch(front.ready_fd)
+            os.close(front.ready_fd)
+            front.ready_fd = None

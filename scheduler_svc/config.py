@@ -1,0 +1,202 @@
+"""The scheduler's settings: flag, else PAGEWIRE_* environment, else YAML file, else default.
+
+The only module that reads the environment. A wrong value is one line that names the flag, the value and what is
+allowed. Keys of other programs in the file and unknown PAGEWIRE_* variables are ignored: both are shared with workers.
+"""
+
+import argparse
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import structlog
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(ge=0, le=86400)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class ConfigError(Exception):
+    """The settings are wrong; the message is one line for the operator."""
+
+
+class SchedulerConfig(BaseSettings):
+    """All settings of ``python -m scheduler_svc``; descriptions are the help texts."""
+
+    model_config = SettingsConfigDict(env_prefix="PAGEWIRE_", extra="ignore", frozen=True, env_ignore_empty=True)
+
+    host: str = Field("127.0.0.1", min_length=1, description="address of the public port")
+    port: Port = Field(50051, description="public gRPC port")
+    internal_port: Annotated[int, Field(ge=0, le=65535)] = Field(50052, description="loopback port; 0: none")
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(9464, description="reserved for metrics")
+    front_processes: Annotated[int, Field(ge=1, le=64)] = Field(1, description="front processes")
+    worker_endpoint: str = Field("", description="where workers connect: ipc://PATH or tcp://LOOPBACK:PORT")
+    max_num_batched_tokens: Count = Field(8192, description="most tokens a step; a worker may have less")
+    max_num_seqs: Count = Field(256, description="most requests running on a worker; a worker may have less")
+    max_model_len: Count | None = Field(None, description="most tokens of a request; the model's if not given")
+    enable_prefix_caching: bool = Field(True, description="reuse pages of common prefixes")
+    long_prefill_token_threshold: CountOrZero = Field(0, description="most tokens of one prompt in a step; 0: no limit")
+    max_queued_requests: CountOrZero = Field(0, description="most requests waiting; 0: no limit")
+    slow_reader_seconds: Seconds = Field(30, description="patience with a caller that does not read")
+    worker_lost_seconds: Seconds = Field(5, description="how long requests wait when there is no worker any more")
+    worker_timeout_seconds: Annotated[float, Field(ge=0.5, le=3600)] = Field(
+        3, description="silence after which a worker is given up"
+    )
+    drain_seconds: Seconds = Field(30, description="time running requests get when the server stops")
+    allow_unauthenticated: bool = Field(False, description="allow a public address without authentication")
+    prefix_hash_key_file: Path | None = Field(None, description="32 bytes; made in the state directory if not given")
+    state_dir: Path | None = Field(None, description="directory of sockets and keys")
+    log_format: Literal["text", "json"] = Field("text", description="form of the log on stderr")
+
+    @field_validator("worker_endpoint")
+    @classmethod
+    def _local_endpoint(cls, value: str) -> str:
+        if value and not value.startswith("ipc://") and not _is_loopback_tcp(value):
+            raise ValueError("ipc://PATH or tcp://127.0.0.1:PORT (links beyond this machine are not encrypted yet)")
+        return value
+
+    @model_validator(mode="after")
+    def _private_or_allowed(self) -> "SchedulerConfig":
+        if not self.allow_unauthenticated and not _is_loopback(self.host):
+            raise ValueError(
+                f"--host {self.host}: without authentication only a loopback address is allowed, "
+                "unless --allow-unauthenticated is given"
+            )
+        if self.internal_port == self.port:
+            raise ValueError(f"--internal-port {self.internal_port}: must differ from --port")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, _Environment(settings_cls, env_settings)
+
+
+class _Environment(PydanticBaseSettingsSource):
+    """The environment without what Kubernetes puts there: PAGEWIRE_PORT=tcp://... for a Service called pagewire."""
+
+    def __init__(self, settings_cls: type[BaseSettings], source: PydanticBaseSettingsSource) -> None:
+        super().__init__(settings_cls)
+        self._source = source
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return self._source.get_field_value(field, field_name)
+
+    def __call__(self) -> dict[str, Any]:
+        found = self._source()
+        if "://" in str(found.get("port", "")):
+            structlog.get_logger().warning("PAGEWIRE_PORT ignored: a Service of Kubernetes, not a port")
+            del found["port"]
+        return found
+
+
+def load(arguments: Sequence[str]) -> SchedulerConfig:
+    """The settings that flags, environment and file give together.
+
+    Raises: ConfigError; SystemExit for ``--help``.
+    """
+    given = {name: value for name, value in vars(_parser().parse_args(arguments)).items() if value is not None}
+    path = given.pop("config", None) or os.environ.get("PAGEWIRE_CONFIG")
+    from_file = _read_file(Path(path)) if path else {}
+    try:
+        return _with_file(from_file)(**given)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error)) from None
+
+
+def runtime_dir() -> str | None:
+    """XDG_RUNTIME_DIR."""
+    return os.environ.get("XDG_RUNTIME_DIR") or None
+
+
+def _with_file(from_file: dict[str, Any]) -> type[SchedulerConfig]:
+    """The settings class whose last source is a file's content."""
+
+    class _Content(PydanticBaseSettingsSource):
+        def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+            return from_file.get(field_name), field_name, False
+
+        def __call__(self) -> dict[str, Any]:
+            return from_file
+
+    class _Configured(SchedulerConfig):
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *sources: PydanticBaseSettingsSource, **named: Any
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return (*super().settings_customise_sources(settings_cls, *sources, **named), _Content(settings_cls))
+
+    return _Configured
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict | None):
+        raise ConfigError(f"--config {path}: must hold settings by name")
+    named = {str(name).replace("-", "_"): value for name, value in (content or {}).items()}
+    return {name: value for name, value in named.items() if name in SchedulerConfig.model_fields and value is not None}
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (--help lists the flags)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Knows names only: values are judged together with those of the other sources."""
+    parser = _OneLineParser(prog="python -m scheduler_svc", allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE", help="YAML file with settings by the names of these flags")
+    for name, field in SchedulerConfig.model_fields.items():
+        help_text = f"{field.description} (default: {field.default})".replace("%", "%%")
+        if field.annotation is bool:
+            parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=None, help=help_text)
+        else:
+            parser.add_argument(_flag(name), metavar="VALUE", help=help_text)
+    return parser
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return message
+    name = str(first["loc"][0])
+    return f"{_flag(name)} {first['input']}: {_allowed(message)}"
+
+
+def _allowed(message: str) -> str:
+    return message.replace("Input should be", "must be", 1).replace("String should", "must", 1)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_loopback_tcp(endpoint: str) -> bool:
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return endpoint.startswith("tcp://") and port.isascii() and port.isdigit() and _is_loopback(host)

@@ -1,0 +1,185 @@
+"""The life of the scheduler process: bind, start the fronts, serve, drain, stop.
+
+A first SIGTERM or SIGINT drains: no new requests, running ones get ``--drain-seconds``. A second one ends them at once.
+Fronts are stopped after their requests have ended, while the loop still answers them.
+"""
+
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import structlog
+
+from scheduler_svc import run_dir
+from scheduler_svc.children import FrontFailed, Fronts
+from scheduler_svc.config import SchedulerConfig, runtime_dir
+from scheduler_svc.core.types import CoreConfig
+from scheduler_svc.engine import Engine, EngineSettings
+
+_FRONT_STOP_SECONDS = 10.0
+_CHECK_SECONDS = 0.1
+# Cycles are rare here and the live objects many: look for them seldom.
+_GC_THRESHOLDS = (50_000, 20, 100)
+
+
+class SchedulerProcess:
+    """One run of the scheduler."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Claims and binds the endpoints.
+
+        Raises: RunDirError, EndpointError.
+        """
+        self._config = config
+        self._log = structlog.get_logger()
+        state_dir = run_dir.prepare(config.state_dir or run_dir.default_directory(runtime_dir()))
+        self._front_endpoint = run_dir.ipc_endpoint(state_dir / f"front-{config.port}.sock")
+        worker_socket = run_dir.ipc_endpoint(state_dir / f"worker-{config.port}.sock")
+        self._worker_endpoint = run_dir.shortened(config.worker_endpoint) if config.worker_endpoint else worker_socket
+        key_file = config.prefix_hash_key_file
+        hash_key = run_dir.hash_key(key_file or state_dir / "hash.key", make=key_file is None)
+        for endpoint in self._endpoints:
+            run_dir.claim(endpoint)
+        self._engine = Engine(self._engine_settings(hash_key))
+        for endpoint in self._endpoints:
+            run_dir.close_to_others(endpoint)
+        self._fronts = Fronts(
+            [self._front_command(number) for number in range(config.front_processes)],
+            watch=self._engine.watch,
+            unwatch=self._engine.unwatch,
+            on_ready=self._listening,
+        )
+        self._num_signals = self._num_obeyed = 0
+        self._next_check = 0.0
+        self._is_listening = False
+
+    def run(self) -> None:
+        """Serves until a signal, or a drain asked for by a front, has ended everything.
+
+        Raises: FrontFailed.
+        """
+        self._take_signals()
+        try:
+            self._fronts.start(time.monotonic())
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*_GC_THRESHOLDS)
+            self._engine.run(self._checked(lambda: self._engine.is_drained))
+            self._stop_fronts()
+        finally:
+            self._fronts.kill()
+            self._engine.close("the scheduler stops")
+            for endpoint in self._endpoints:
+                run_dir.remove(endpoint)
+        self._log.info("stopped")
+
+    @property
+    def was_listening(self) -> bool:
+        return self._is_listening
+
+    @property
+    def _endpoints(self) -> tuple[str, str]:
+        return self._worker_endpoint, self._front_endpoint
+
+    def _engine_settings(self, hash_key: bytes) -> EngineSettings:
+        config = self._config
+        return EngineSettings(
+            worker_endpoint=self._worker_endpoint,
+            front_endpoint=self._front_endpoint,
+            hash_key=hash_key,
+            worker_timeout_seconds=config.worker_timeout_seconds,
+            core=CoreConfig(
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_num_seqs=config.max_num_seqs,
+                max_model_len=config.max_model_len,
+                enable_prefix_caching=config.enable_prefix_caching,
+                long_prefill_token_threshold=config.long_prefill_token_threshold,
+                worker_lost_seconds=config.worker_lost_seconds,
+                max_queued_requests=config.max_queued_requests,
+            ),
+        )
+
+    def _front_command(self, number: int) -> list[str]:
+        """The internal port is the first front's alone: several could not tell whose answer they get."""
+        config = self._config
+        settings = {
+            "--front-endpoint": self._front_endpoint,
+            "--host": config.host,
+            "--port": config.port,
+            "--internal-port": config.internal_port if number == 0 else 0,
+            "--reuse-port": int(config.front_processes > 1),
+            "--slow-reader-seconds": config.slow_reader_seconds,
+            "--log-format": config.log_format,
+        }
+        return ["-m", "scheduler_svc.front", *(str(part) for pair in settings.items() for part in pair)]
+
+    def _listening(self) -> None:
+        self._is_listening = True
+        config = self._config
+        self._log.info(
+            "listening",
+            host=config.host,
+            port=config.port,
+            internal_port=config.internal_port,
+            worker_endpoint=self._worker_endpoint,
+            pid=os.getpid(),
+        )
+
+    def _take_signals(self) -> None:
+        """Signals wake the loop through a pipe; the handler itself does nothing but note them."""
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, self._note)
+        self._engine.watch(read_end, lambda: self._woken(read_end))
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self._num_signals += 1
+
+    def _woken(self, descriptor: int) -> None:
+        os.read(descriptor, 4096)
+        self._next_check = 0.0
+        if self._num_signals > self._num_obeyed:
+            self._num_obeyed = self._num_signals
+            seconds = self._config.drain_seconds if self._num_signals == 1 else 0.0
+            self._log.info("draining", seconds=seconds, requests=len(self._engine.desk.requests))
+            self._engine.drain(seconds)
+
+    def _checked(self, condition: Callable[[], bool]) -> Callable[[], bool]:
+        """The condition, with a look at the fronts now and then."""
+
+        def check() -> bool:
+            now = time.monotonic()
+            if now >= self._next_check:
+                self._next_check = now + _CHECK_SECONDS
+                self._fronts.check(now)
+            return condition()
+
+        return check
+
+    def _stop_fronts(self) -> None:
+        deadline = time.monotonic() + _FRONT_STOP_SECONDS
+        self._fronts.terminate()
+        self._engine.run(self._checked(lambda: self._fronts.num_alive == 0 or time.monotonic() > deadline))
+
+
+def run(config: SchedulerConfig) -> int:
+    """The exit code: 0 after a clean stop, 2 if something is there already or not allowed, 1 for a crash."""
+    try:
+        process = SchedulerProcess(config)
+    except (run_dir.RunDirError, OSError) as error:
+        print(f"scheduler: {error}", file=sys.stderr)
+        return 2
+    try:
+        process.run()
+    except FrontFailed as error:
+        print(f"scheduler: {error}", file=sys.stderr)
+        return 1 if process.was_listening else 2
+    return 0
