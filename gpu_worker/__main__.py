@@ -1,0 +1,43 @@
+"""``python -m gpu_worker MODEL --scheduler ENDPOINT``: one worker process.
+
+Exit codes: 0 stopped by SIGTERM or SIGINT; 2 bad configuration or a model that cannot be served; 1 anything else.
+"""
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+# Read by OpenMP when torch is loaded: idle threads sleep instead of spinning on a core that a neighbour needs.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def main(arguments: list[str]) -> int:
+    """Run a worker; returns the exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave_at_once)
+    from gpu_worker.config import load_config
+    from gpu_worker.errors import ConfigError, HelloRefusedError, ModelLoadError, PagePoolTooSmallError, WorkerError
+
+    try:
+        config = load_config(arguments)
+        from gpu_worker.process import run_worker
+
+        return run_worker(config)
+    except (ConfigError, ModelLoadError, PagePoolTooSmallError, HelloRefusedError) as error:
+        print(f"pagewire worker: {error}", file=sys.stderr)
+        return 2
+    except WorkerError as error:
+        print(f"pagewire worker: {error}", file=sys.stderr)
+        return 1
+
+
+def _leave_at_once(number: int, frame: object) -> NoReturn:
+    """Until the loop runs there is nothing to hand back."""
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,77 @@
+"""Values between the wire and the rows: a decoded batch plan, and what a step gave back.
+
+Columns are numpy arrays over the message's own bytes, read-only. The meaning is that of worker.proto.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+def int32s(values: Sequence[int] = ()) -> Int32s:
+    """An int32 column."""
+    return np.array(values, dtype=np.int32)
+
+
+def empty_column() -> Int32s:
+    return np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRows:
+    """Rows that begin: one entry a row in every column; ``token_ids`` holds all rows' ids one after the other."""
+
+    rows: Int32s = field(default_factory=empty_column)
+    num_prompt_tokens: Int32s = field(default_factory=empty_column)
+    num_token_ids: Int32s = field(default_factory=empty_column)
+    token_ids: Int32s = field(default_factory=empty_column)
+    num_cached_tokens: Int32s = field(default_factory=empty_column)
+    output_indices: Int32s = field(default_factory=empty_column)
+    seeds: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
+    temperatures: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    top_ps: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    top_ks: Int32s = field(default_factory=empty_column)
+    min_ps: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """One step of work as changes to the rows."""
+
+    step_id: int = 0
+    epoch: int = 0
+    releases: Int32s = field(default_factory=empty_column)
+    new_rows: NewRows = field(default_factory=NewRows)
+    append_rows: Int32s = field(default_factory=empty_column)
+    append_pages: Int32s = field(default_factory=empty_column)
+    copy_sources: Int32s = field(default_factory=empty_column)
+    copy_destinations: Int32s = field(default_factory=empty_column)
+    chunk_rows: Int32s = field(default_factory=empty_column)
+    chunk_tokens: Int32s = field(default_factory=empty_column)
+    idle_rows: Int32s = field(default_factory=empty_column)
+    published_pages: Int32s = field(default_factory=empty_column)
+    published_hashes: bytes = b""
+    published_parents: bytes = b""
+    evicted_pages: Int32s = field(default_factory=empty_column)
+    num_scheduled_rows: int = 0
+    num_scheduled_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step gave: columns of one entry a row that sampled."""
+
+    step_id: int
+    epoch: int
+    rows: Int32s = field(default_factory=empty_column)
+    token_ids: Int32s = field(default_factory=empty_column)
+    statuses: bytes = b""
+    step_us: int = 0
+    failure: str | None = None
+    refusal: str | None = None

@@ -1,0 +1,232 @@
+"""Between protobuf frames and the worker's own values. The only module of the worker that knows the generated messages.
+
+Decoding checks what a message alone can tell: element sizes, equal column lengths, values that no state could make
+valid. What depends on the rows is checked by RequestRows. Whatever fails raises PlanRefusedError, before anything is
+applied.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+from pagewire.internal.v1 import worker_pb2 as pb
+
+from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows, StepResult
+from gpu_worker.errors import PlanRefusedError
+from gpu_worker.model_card import ModelCard
+from gpu_worker.published_pages import Inventory
+
+PROTOCOL_VERSION = 1
+HASH_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCard:
+    """What a hello says of the worker."""
+
+    device: str
+    page_size: int
+    num_pages: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    model_card: ModelCard
+    cache_fingerprint: bytes
+    pid: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A frame from the scheduler: its envelope and what it says. ``body`` is the protobuf message named by ``kind``."""
+
+    session: int
+    epoch: int
+    step_id: int
+    kind: str
+    body: Any
+
+
+def decode_frame(data: bytes) -> Frame | None:
+    """The frame, or None for bytes that are none: noise on the socket is dropped."""
+    message = pb.SchedulerFrame()
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        return None
+    kind = message.WhichOneof("body")
+    if kind is None:
+        return None
+    return Frame(
+        session=message.session, epoch=message.epoch, step_id=message.step_id, kind=kind, body=getattr(message, kind)
+    )
+
+
+def decode_plan(frame: Frame) -> BatchPlan:
+    """The plan of a frame of kind ``plan``. Raises PlanRefusedError."""
+    body = frame.body
+    if body.grammars or body.new_rows.grammar_ids:
+        raise PlanRefusedError("grammars are not supported by this worker")
+    if len(body.new_rows.options):
+        raise PlanRefusedError("row options are not supported by this worker")
+    plan = BatchPlan(
+        step_id=frame.step_id,
+        epoch=frame.epoch,
+        releases=_int32s(body, "releases"),
+        new_rows=_new_rows(body.new_rows),
+        append_rows=_int32s(body, "append_rows"),
+        append_pages=_int32s(body, "append_pages"),
+        copy_sources=_int32s(body, "copy_sources"),
+        copy_destinations=_int32s(body, "copy_destinations"),
+        chunk_rows=_int32s(body, "chunk_rows"),
+        chunk_tokens=_int32s(body, "chunk_tokens"),
+        idle_rows=_int32s(body, "idle_rows"),
+        published_pages=_int32s(body, "published_pages"),
+        published_hashes=body.published_hashes,
+        published_parents=body.published_parents,
+        evicted_pages=_int32s(body, "evicted_pages"),
+        num_scheduled_rows=body.num_scheduled_rows,
+        num_scheduled_tokens=body.num_scheduled_tokens,
+    )
+    _equal_lengths("append", plan.append_rows, plan.append_pages)
+    _equal_lengths("copy", plan.copy_sources, plan.copy_destinations)
+    _equal_lengths("chunk", plan.chunk_rows, plan.chunk_tokens)
+    for name, hashes in (("published_hashes", plan.published_hashes), ("published_parents", plan.published_parents)):
+        if len(hashes) != HASH_BYTES * len(plan.published_pages):
+            raise PlanRefusedError(f"{name} has {len(hashes)} bytes for {len(plan.published_pages)} pages")
+    _check_groups(body)
+    return plan
+
+
+def _new_rows(body: Any) -> NewRows:
+    new = NewRows(
+        rows=_int32s(body, "rows"),
+        num_prompt_tokens=_int32s(body, "num_prompt_tokens"),
+        num_token_ids=_int32s(body, "num_token_ids"),
+        token_ids=_int32s(body, "token_ids"),
+        num_cached_tokens=_int32s(body, "num_cached_tokens"),
+        output_indices=_int32s(body, "output_indices"),
+        seeds=_column(body, "seeds", "<u8"),
+        temperatures=_column(body, "temperatures", "<f4"),
+        top_ps=_column(body, "top_ps", "<f4"),
+        top_ks=_int32s(body, "top_ks"),
+        min_ps=_column(body, "min_ps", "<f4"),
+    )
+    columns = (new.num_prompt_tokens, new.num_token_ids, new.num_cached_tokens, new.output_indices, new.seeds)
+    _equal_lengths("new_rows", new.rows, *columns, new.temperatures, new.top_ps, new.top_ks, new.min_ps)
+    if len(new.rows) and int(new.num_token_ids.min()) < 1:
+        raise PlanRefusedError("new_rows: a row without token ids")
+    if int(new.num_token_ids.sum(dtype=np.int64)) != len(new.token_ids):
+        raise PlanRefusedError(f"new_rows: {len(new.token_ids)} token ids do not match num_token_ids")
+    return new
+
+
+def _check_groups(body: Any) -> None:
+    """Groups are hints this worker does not use; they must be well formed all the same."""
+    ids, pages, sizes = (_int32s(body, name) for name in ("group_ids", "group_pages", "group_sizes"))
+    _equal_lengths("group", ids, pages, sizes)
+    if len(sizes) and int(sizes.min()) < 0:
+        raise PlanRefusedError("group: a negative size")
+    if int(sizes.sum(dtype=np.int64)) != len(_int32s(body, "group_rows")):
+        raise PlanRefusedError("group: group_rows does not match group_sizes")
+
+
+def _int32s(body: Any, name: str) -> Int32s:
+    return _column(body, name, "<i4")
+
+
+def _column(body: Any, name: str, dtype: str) -> npt.NDArray[Any]:
+    data: bytes = getattr(body, name)
+    element = np.dtype(dtype)
+    if len(data) % element.itemsize:
+        raise PlanRefusedError(f"{name}: {len(data)} bytes are no whole number of {element.itemsize}-byte values")
+    return np.frombuffer(data, dtype=element)
+
+
+def _equal_lengths(what: str, first: npt.NDArray[Any], *others: npt.NDArray[Any]) -> None:
+    lengths = {len(first), *(len(other) for other in others)}
+    if len(lengths) > 1:
+        raise PlanRefusedError(f"{what}: columns of different lengths {sorted(lengths)}")
+
+
+def encode_hello(epoch: int, card: WorkerCard, inventory: Inventory) -> bytes:
+    """The first frame of an epoch."""
+    hello = pb.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        device=card.device,
+        page_size=card.page_size,
+        num_pages=card.num_pages,
+        max_num_seqs=card.max_num_seqs,
+        max_num_batched_tokens=card.max_num_batched_tokens,
+        max_model_len=card.max_model_len,
+        model_card=_model_card(card.model_card),
+        cache_fingerprint=card.cache_fingerprint,
+        inventory=pb.Inventory(pages=inventory.pages, hashes=inventory.hashes, parents=inventory.parents),
+        num_ranks=1,
+        rank=0,
+        pid=card.pid,
+        version=card.version,
+    )
+    return _encode(pb.WorkerFrame(session=0, epoch=epoch, step_id=0, hello=hello))
+
+
+def _model_card(card: ModelCard) -> pb.ModelCard:
+    return pb.ModelCard(
+        name=card.name,
+        architecture=card.architecture,
+        tokenizer_json=card.tokenizer_json,
+        chat_template=card.chat_template,
+        special_tokens=dict(card.special_tokens),
+        eos_token_ids=card.eos_token_ids,
+        bos_token_id=card.bos_token_id,
+        vocab_size=card.vocab_size,
+        max_model_len=card.max_model_len,
+        dtype=card.dtype,
+        kv_cache_dtype=card.kv_cache_dtype,
+        quantization=card.quantization,
+        digest=card.digest,
+        generation_defaults=_generation_defaults(card.generation_defaults),
+    )
+
+
+def _generation_defaults(defaults: Mapping[str, float | int]) -> pb.GenerationDefaults:
+    message = pb.GenerationDefaults()
+    for name, value in defaults.items():
+        setattr(message, name, value)
+    return message
+
+
+def encode_result(session: int, result: StepResult) -> bytes:
+    """A step result."""
+    body = pb.StepResult(
+        rows=_bytes(result.rows),
+        token_ids=_bytes(result.token_ids),
+        statuses=result.statuses,
+        step_us=result.step_us,
+        failure=result.failure,
+        refusal=result.refusal,
+    )
+    return _encode(pb.WorkerFrame(session=session, epoch=result.epoch, step_id=result.step_id, result=body))
+
+
+def encode_heartbeat(session: int, epoch: int, last_completed: int, last_received: int) -> bytes:
+    """A sign of life with the last completed and the last received step."""
+    body = pb.Heartbeat(last_received_step_id=last_received)
+    return _encode(pb.WorkerFrame(session=session, epoch=epoch, step_id=last_completed, heartbeat=body))
+
+
+def encode_goodbye(session: int, epoch: int, reason: str) -> bytes:
+    """The worker leaves."""
+    return _encode(pb.WorkerFrame(session=session, epoch=epoch, goodbye=pb.Goodbye(reason=reason)))
+
+
+def _bytes(column: Int32s | Sequence[int]) -> bytes:
+    return np.ascontiguousarray(column, dtype="<i4").tobytes()
+
+
+def _encode(frame: pb.WorkerFrame) -> bytes:
+    data: bytes = frame.SerializeToString()
+    return data

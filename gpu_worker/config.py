@@ -1,0 +1,149 @@
+"""The worker's configuration: flag > PAGEWIRE_* environment > YAML file > default.
+
+The only module of the worker that reads the environment. A wrong value becomes a ConfigError of one line naming the
+flag, the value and what is allowed. Settings of other processes in the environment or the file are ignored.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+from yaml import YAMLError
+
+from gpu_worker.errors import ConfigError
+
+ENV_PREFIX = "PAGEWIRE_"
+
+
+class WorkerConfig(BaseSettings):
+    """One worker."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="ignore", protected_namespaces=(), frozen=True)
+
+    model: Path = Field(description="Hugging Face directory with safetensors, or a .gguf file")
+    scheduler: str = Field(description="endpoint of the scheduler, ipc:///PATH or tcp://HOST:PORT")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of weights and activations")
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: as --dtype")
+    quantization: Literal["auto", "gguf"] = Field("auto", description="detected from the checkpoint")
+    page_size: int = Field(32, ge=1, le=1024, description="tokens a page holds")
+    max_num_seqs: int | None = Field(None, ge=1, le=65536, description="most requests at once; GPU 256, CPU 64")
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, le=1 << 20, description="most tokens a step; GPU 8192, CPU 512"
+    )
+    max_model_len: int | None = Field(None, ge=2, description="most tokens of a request; the model's")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory this process may use")
+    kv_cache_memory_bytes: int | None = Field(None, ge=1, description="bytes of the page pool; a share of free memory")
+    cpu_threads: int = Field(0, ge=0, le=1024, description="threads on a CPU; 0: measured")
+    tensor_parallel_size: int = Field(1, ge=1, le=1, description="ranks of this worker")
+    served_model_name: str | None = Field(None, min_length=1, description="the model's name for clients; its file name")
+    kernels: Literal["auto", "triton", "cpu", "reference"] = Field("auto", description="kernel set; auto by device")
+    log_format: Literal["text", "json"] = Field("text", description="of the log on stderr")
+
+    @field_validator("model")
+    @classmethod
+    def _model_named(cls, value: Path) -> Path:
+        if not str(value).strip() or str(value) == ".":
+            raise ValueError("a path is needed")
+        return value.expanduser()
+
+    @field_validator("scheduler")
+    @classmethod
+    def _known_transport(cls, value: str) -> str:
+        if not value.startswith(("ipc://", "tcp://")) or len(value) <= len("ipc://"):
+            raise ValueError("ipc:///PATH or tcp://HOST:PORT is needed")
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then the environment; ``load_config`` puts the file between it and the defaults."""
+        return init_settings, env_settings
+
+
+def load_config(arguments: Sequence[str]) -> WorkerConfig:
+    """Read flags, environment and file. Raises ConfigError; ``--help`` ends the process."""
+    flags = vars(_parser().parse_args(arguments))
+    file = flags.pop("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
+    given = {name: value for name, value in flags.items() if value is not None}
+    settings = _with_file(Path(file)) if file else WorkerConfig
+    try:
+        return settings(**given)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error)) from None
+    except (YAMLError, OSError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"--config {str(file)!r}: {str(error).splitlines()[0]}; allowed: a readable YAML file"
+        ) from None
+
+
+def _with_file(path: Path) -> type[WorkerConfig]:
+    """The settings class that also reads ``path``, after the environment."""
+    if not path.is_file():
+        raise ConfigError(f"--config {str(path)!r}: no such file")
+
+    class FileWorkerConfig(WorkerConfig):
+        model_config = SettingsConfigDict(yaml_file=path, yaml_file_encoding="utf-8")
+
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *args: Any, **kwargs: Any
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            earlier = super().settings_customise_sources(settings_cls, *args, **kwargs)
+            return (*earlier, _DashedYaml(settings_cls, path))
+
+    return FileWorkerConfig
+
+
+class _DashedYaml(YamlConfigSettingsSource):
+    """A YAML file whose keys are flag names, with dashes or underscores."""
+
+    def _read_file(self, file_path: Any) -> dict[str, Any]:
+        content = super()._read_file(file_path)
+        return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _OneLineParser(prog="python -m gpu_worker", description="One Pagewire worker.", allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE", help="YAML file with the same names")
+    for name, field in WorkerConfig.model_fields.items():
+        if name == "model":
+            parser.add_argument("model", nargs="?", metavar="MODEL", help=field.description)
+        else:
+            parser.add_argument(_flag(name), dest=name, metavar="VALUE", help=field.description)
+    return parser
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _one_line(error: ValidationError) -> str:
+    """The first violation as ``--flag 'value': what is allowed``."""
+    first = error.errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else "configuration"
+    label = "MODEL" if name == "model" else _flag(name)
+    if first["type"] == "missing":
+        return f"{label} is needed"
+    allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return f"{label} {str(first['input'])!r}: not allowed; allowed: {allowed}"

@@ -1,0 +1,92 @@
+"""Which device, dtype, kernel set and number of threads a worker uses."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from gpu_worker.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_FAST_BF16_FLAGS = ("avx512_bf16", "amx_bf16")
+_MIN_GAIN = 0.9
+"""More threads must need at most this share of the time, else the smaller number leaves a core to others."""
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` takes the first GPU if there is one. Raises ConfigError if a GPU is asked for and there is none."""
+    if name == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if name == "cuda":
+        raise ConfigError("--device 'cuda': no CUDA device is visible to torch; allowed here: cpu, auto")
+    return torch.device("cpu")
+
+
+def pick_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
+    """``auto``: on a CPU bfloat16 if it computes in it, else float32; on a GPU the checkpoint's 16-bit type."""
+    if name != "auto":
+        return DTYPES[name]
+    if device.type == "cpu":
+        return torch.bfloat16 if has_fast_bf16(Path("/proc/cpuinfo")) else torch.float32
+    return torch.float16 if checkpoint_dtype == "float16" else torch.bfloat16
+
+
+def has_fast_bf16(cpuinfo: Path) -> bool:
+    """Whether every listed CPU has bfloat16 instructions."""
+    try:
+        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")]
+    except OSError:
+        return False
+    return bool(lines) and all(any(flag in line.split() for flag in _FAST_BF16_FLAGS) for line in lines)
+
+
+def pick_kernels(name: str, device: torch.device) -> str:
+    """``auto``: triton on a GPU, cpu elsewhere."""
+    if name != "auto":
+        return name
+    return "triton" if device.type == "cuda" else "cpu"
+
+
+def describe_device(device: torch.device) -> str:
+    """For people, for example ``cuda:0 NVIDIA H200``."""
+    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
+
+
+def set_cpu_threads(requested: int, hidden_size: int, inner_size: int, dtype: torch.dtype) -> int:
+    """Set torch's threads to the number asked for, or for 0 to the fastest measured; returns it."""
+    threads = requested or _measure_threads(hidden_size, inner_size, dtype)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _measure_threads(hidden_size: int, inner_size: int, dtype: torch.dtype) -> int:
+    """Time a projection of 16 rows with 1, 2, 4, ... threads up to the CPUs this process may use.
+
+    A neighbour on a core can make two threads slower than one many times over, which no rule foresees.
+    """
+    limit = len(os.sched_getaffinity(0))
+    weights = [torch.zeros(2 * inner_size, hidden_size, dtype=dtype) for _ in range(8)]
+    x = torch.zeros(16, hidden_size, dtype=dtype)
+    candidates = sorted({limit, *(1 << power for power in range(limit.bit_length()) if 1 << power <= limit)})
+    best, best_seconds = 1, float("inf")
+    for threads in candidates:
+        torch.set_num_threads(threads)
+        seconds = _time_projections(x, weights)
+        if seconds < best_seconds * _MIN_GAIN:
+            best, best_seconds = threads, seconds
+    return best
+
+
+@torch.inference_mode()
+def _time_projections(x: torch.Tensor, weights: list[torch.Tensor]) -> float:
+    """Seconds of the median of a few rounds."""
+    rounds = []
+    for _ in range(7):
+        began = time.perf_counter()
+        for weight in weights:
+            torch.nn.functional.linear(x, weight)
+        rounds.append(time.perf_counter() - began)
+    return sorted(rounds)[len(rounds) // 2]

@@ -1,0 +1,82 @@
+"""The model card a worker hands to the scheduler: everything a front must know of the model.
+
+The digest names configuration, tokenizer and weights by content (see weights.checkpoint.digest_content); the dtype
+in memory is not part of it but of the cache fingerprint, which says what a page's content is good for.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from gpu_worker.errors import ModelLoadError
+from gpu_worker.weights.checkpoint import Checkpoint
+
+HASH_VERSION = 1
+"""Version of the page hash scheme this worker's inventory speaks of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """Fields of worker.proto's ModelCard."""
+
+    name: str
+    architecture: str
+    tokenizer_json: bytes
+    chat_template: str
+    special_tokens: Mapping[str, str]
+    eos_token_ids: Sequence[int]
+    bos_token_id: int | None
+    vocab_size: int
+    """Ids below it may be given and sampled: the tokenizer's, as far as the model has rows for them."""
+    max_model_len: int
+    dtype: str
+    kv_cache_dtype: str
+    quantization: str
+    digest: str
+    generation_defaults: Mapping[str, float | int]
+
+
+def make_model_card(
+    checkpoint: Checkpoint, *, name: str, max_model_len: int, dtype: str, kv_cache_dtype: str
+) -> ModelCard:
+    """Raises ModelLoadError if the tokenizer is missing, unreadable, or knows no token the model has."""
+    text = checkpoint.text_assets()
+    vocab_size = min(_num_token_ids(checkpoint, text.tokenizer_json), checkpoint.config.vocab_size)
+    outside = [token_id for token_id in text.eos_token_ids if not 0 <= token_id < vocab_size]
+    if outside:
+        raise ModelLoadError(f"{checkpoint.path}: eos_token_id {outside[0]} is outside the vocabulary of {vocab_size}")
+    return ModelCard(
+        name=name,
+        architecture=checkpoint.config.architecture,
+        tokenizer_json=text.tokenizer_json,
+        chat_template=text.chat_template,
+        special_tokens=text.special_tokens,
+        eos_token_ids=text.eos_token_ids,
+        bos_token_id=text.bos_token_id,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        quantization=checkpoint.quantization,
+        digest=checkpoint.digest(),
+        generation_defaults=text.generation_defaults,
+    )
+
+
+def _num_token_ids(checkpoint: Checkpoint, tokenizer_json: bytes) -> int:
+    try:
+        tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise ModelLoadError(f"{checkpoint.path}: the tokenizer is not readable ({error})") from None
+    ids = tokenizer.get_vocab(with_added_tokens=True).values()
+    if not ids:
+        raise ModelLoadError(f"{checkpoint.path}: the tokenizer has no tokens")
+    return max(ids) + 1
+
+
+def cache_fingerprint(card: ModelCard, page_size: int, kernels: str) -> bytes:
+    """16 bytes naming everything a cached page's content depends on beside its tokens."""
+    parts = (card.digest, card.dtype, card.kv_cache_dtype, str(page_size), kernels, str(HASH_VERSION))
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()

@@ -1,0 +1,173 @@
+"""What a Llama-family model looks like, read from a Hugging Face config or from GGUF metadata.
+
+Every field that changes the arithmetic is either understood or refused by name: an ignored rotary scaling block or
+window is invisible on short prompts and ruins long ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_worker.errors import ModelLoadError
+
+ARCHITECTURES = ("LlamaForCausalLM",)
+ROPE_KINDS = ("default", "linear", "llama3")
+MAX_HEAD_DIM = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary embedding. ``linear`` divides positions by ``factor``; ``llama3`` rescales low frequencies (Llama 3.1)."""
+
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 0
+    freq_divisors: tuple[float, ...] = ()
+    """One divisor a frequency, [head_dim / 2], where a GGUF file stores them; empty: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shapes and constants of the decoder; counts are per layer where a layer has them."""
+
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    """Rows of the embedding, padding included."""
+    max_positions: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    dtype: str = ""
+    """Of the checkpoint: float32, float16, bfloat16, or empty where it does not say."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "vocab_size",
+            "max_positions",
+        ):
+            if getattr(self, name) < 1:
+                raise ModelLoadError(f"config: {name} is {getattr(self, name)}; it must be positive")
+        if self.num_heads % self.num_kv_heads:
+            raise ModelLoadError(
+                f"config: {self.num_heads} attention heads do not divide over {self.num_kv_heads} key/value heads"
+            )
+        if self.head_dim % 2 or self.head_dim > MAX_HEAD_DIM:
+            raise ModelLoadError(
+                f"config: head_dim {self.head_dim} is not supported; even sizes up to {MAX_HEAD_DIM} are"
+            )
+
+
+def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
+    """Read a ``config.json``. Raises ModelLoadError naming the field that is missing or not supported."""
+    architecture = _architecture(config)
+    _refuse_foreign(config)
+    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+    head_dim = config.get("head_dim")
+    if head_dim is None:
+        if hidden % heads:
+            raise ModelLoadError(
+                f"config: hidden_size {hidden} is not divisible by {heads} heads and head_dim is not given"
+            )
+        head_dim = hidden // heads
+    max_positions = _count(config, "max_position_embeddings", 2048)
+    return ModelConfig(
+        architecture=architecture,
+        hidden_size=hidden,
+        intermediate_size=_count(config, "intermediate_size"),
+        num_layers=_count(config, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=_count(config, "num_key_value_heads", heads),
+        head_dim=int(head_dim),
+        vocab_size=_count(config, "vocab_size"),
+        max_positions=max_positions,
+        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope=_rope(config, max_positions),
+        attention_bias=bool(config.get("attention_bias", False)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch."),
+    )
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
+        raise ModelLoadError(f"config: architectures {names} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    return str(names[0])
+
+
+def _refuse_foreign(config: Mapping[str, Any]) -> None:
+    if config.get("auto_map"):
+        raise ModelLoadError("config: auto_map asks for code from the checkpoint; code from checkpoints is never run")
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise ModelLoadError(f"config: quantization_config ({method}) is not supported by this version")
+    if config.get("sliding_window") is not None and config.get("use_sliding_window", True):
+        raise ModelLoadError(f"config: sliding_window {config['sliding_window']} is not supported")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ModelLoadError(f"config: hidden_act {config['hidden_act']!r} is not supported; supported: silu")
+    if float(config.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise ModelLoadError(f"config: partial_rotary_factor {config['partial_rotary_factor']} is not supported")
+
+
+def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ModelLoadError(f"config: {name} is {value!r}; an integer is needed")
+    return value
+
+
+def _rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
+    block: dict[str, Any] = {}
+    for field in ("rope_scaling", "rope_parameters"):
+        part = config.get(field)
+        if part is not None and not isinstance(part, dict):
+            raise ModelLoadError(f"config: {field} is {part!r}; an object is needed")
+        block.update(part or {})
+    kind = block.get("rope_type", block.get("type", "default"))
+    if "type" in block and block["type"] != kind:
+        raise ModelLoadError(f"config: rope type {block['type']!r} and rope_type {kind!r} differ")
+    if kind not in ROPE_KINDS:
+        raise ModelLoadError(f"config: rope_type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
+    if float(block.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise ModelLoadError("config: partial_rotary_factor in the rope block is not supported")
+    unknown = set(block) - {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_ROPE_FIELDS[kind]}
+    if unknown:
+        raise ModelLoadError(f"config: field {sorted(unknown)[0]!r} is not known for rope_type {kind!r}")
+    missing = [name for name in _ROPE_FIELDS[kind] if name not in block]
+    if missing:
+        raise ModelLoadError(f"config: rope_type {kind!r} needs the field {missing[0]!r}")
+    return RopeConfig(
+        theta=float(block.get("rope_theta", config.get("rope_theta", 10000.0))),
+        kind=kind,
+        factor=float(block.get("factor", 1.0)),
+        low_freq_factor=float(block.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(block.get("high_freq_factor", 4.0)),
+        original_max_positions=int(block.get("original_max_position_embeddings", max_positions)),
+    )
+
+
+_ROPE_FIELDS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}

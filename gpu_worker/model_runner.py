@@ -1,0 +1,160 @@
+"""Runs batch plans: rows, model and sampler of one worker.
+
+``launch`` returns as soon as the work is queued on the device; ``StepOutput.wait`` gives the result. On a CPU the
+work is done when ``launch`` returns.
+
+When a step fails, the rows' counts stay as if it had succeeded: the scheduler has planned on, the next plan may be here
+already, and it releases the rows of the failed step once it hears of the failure. Those rows go on from token 0; what
+they wrote is never published. The device's page tables are copied anew from the host before the next step.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pagewire_kernels import KernelSet
+
+from gpu_worker.batch_plan import BatchPlan, Int32s, StepResult
+from gpu_worker.errors import DeviceLostError, PlanRefusedError
+from gpu_worker.model_inputs import DeviceRows
+from gpu_worker.models.llama import LlamaModel
+from gpu_worker.page_pool import copy_pages
+from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
+from gpu_worker.sampler import STATUS_FINE, sample_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """A step that was launched."""
+
+    plan: BatchPlan
+    sampled_rows: Int32s
+    packed: torch.Tensor | None
+    """int32 [2, R] on the host: token ids and statuses, valid after the event."""
+    started_event: "torch.cuda.Event | None" = None
+    done_event: "torch.cuda.Event | None" = None
+    step_us: int = 0
+    failure: str | None = None
+
+    def wait(self) -> StepResult:
+        """Block until the device is done. Raises DeviceLostError."""
+        step_us = self.step_us
+        if self.started_event is not None and self.done_event is not None:
+            try:
+                self.done_event.synchronize()
+                step_us = int(self.started_event.elapsed_time(self.done_event) * 1000)
+            except RuntimeError as error:
+                raise DeviceLostError(str(error)) from None
+        if self.failure is not None or self.packed is None:
+            return StepResult(
+                step_id=self.plan.step_id, epoch=self.plan.epoch, step_us=step_us, failure=self.failure or "no output"
+            )
+        token_ids, statuses = self.packed.numpy()
+        return StepResult(
+            step_id=self.plan.step_id,
+            epoch=self.plan.epoch,
+            rows=self.sampled_rows,
+            token_ids=token_ids,
+            statuses=statuses.astype(np.uint8).tobytes() if (statuses != STATUS_FINE).any() else b"",
+            step_us=step_us,
+        )
+
+
+class ModelRunner:
+    """One model on one device with its page pool and rows."""
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        kernels: KernelSet,
+        kv_pages: Sequence[torch.Tensor],
+        limits: RowLimits,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.limits = limits
+        self.device = device
+        self._kernels = kernels
+        self._kv_pages = kv_pages
+        self._rows = RequestRows(limits)
+        self._device_rows = DeviceRows(self._rows, device)
+        self._stale = False
+
+    def reset(self) -> None:
+        """Drop all rows; pages keep their content."""
+        self._rows.reset()
+        self._stale = True
+
+    @torch.inference_mode()
+    def launch(self, plan: BatchPlan) -> StepOutput:
+        """Apply a plan and start its step.
+
+        Raises:
+            PlanRefusedError: the plan is inconsistent; nothing was computed, and the rows must be reset.
+            DeviceLostError: the device cannot be used any more.
+        """
+        work = self._rows.advance(plan)
+        try:
+            return self._compute(plan, work)
+        except PlanRefusedError:
+            raise
+        except Exception as error:  # whatever a step raises must not end the worker
+            failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        # The exception is gone here, and with it the frames that held the step's tensors.
+        self._recover(work)
+        return StepOutput(plan=plan, sampled_rows=work.sampled_rows, packed=None, failure=failure)
+
+    def _compute(self, plan: BatchPlan, work: StepWork) -> StepOutput:
+        if self._stale:
+            self._device_rows.restore()
+            self._stale = False
+        began = time.perf_counter()
+        started = self._record_event()
+        inputs = self._device_rows.build(work)
+        if inputs.copy_sources is not None and inputs.copy_destinations is not None:
+            copy_pages(self._kv_pages, inputs.copy_sources, inputs.copy_destinations)
+        packed = torch.empty(2, 0, dtype=torch.int32)
+        if plan.num_scheduled_rows:
+            logits = self.model.forward(inputs.token_ids, inputs.attention, self._kv_pages, inputs.sampling_tokens)
+            if len(logits):
+                packed = sample_rows(
+                    self._kernels, logits, inputs.sampling, inputs.sampled_rows, self._device_rows.last_token_ids
+                )
+        on_host = self._to_host(packed)
+        done = self._record_event()
+        return StepOutput(
+            plan=plan,
+            sampled_rows=work.sampled_rows,
+            packed=on_host,
+            started_event=started,
+            done_event=done,
+            step_us=int((time.perf_counter() - began) * 1e6),
+        )
+
+    def _to_host(self, packed: torch.Tensor) -> torch.Tensor:
+        if packed.device.type == "cpu":
+            return packed
+        target = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+        return target.copy_(packed, non_blocking=True)
+
+    def _record_event(self) -> "torch.cuda.Event | None":
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _recover(self, work: StepWork) -> None:
+        """Make the device's rows usable after a failed step. Raises DeviceLostError if the device is not."""
+        self._stale = True
+        try:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+                torch.cuda.empty_cache()
+            if len(work.sampled_rows):
+                rows = torch.from_numpy(work.sampled_rows.astype(np.int64)).to(self.device)
+                self._device_rows.last_token_ids.index_fill_(0, rows, 0)
+        except RuntimeError as error:
+            raise DeviceLostError(str(error)) from None

@@ -1,0 +1,279 @@
+"""The rows a worker keeps: one a running request.
+
+Counts, page tables, sampling parameters and known token ids are on the host, where every step's shape follows from them
+without asking the device: a row's counts advance by what a plan schedules, whatever the tokens turn out to be. On the
+device are the page tables (a mirror) and each row's last sampled token, which the next step reads there.
+
+``advance`` checks a plan and applies it in one pass. If it raises PlanRefusedError the rows are half changed and must
+be dropped with ``reset``, which the protocol asks for anyway.
+
+Invariants: ``num_computed <= num_tokens``; a decoding row has ``num_computed == num_tokens - 1``; a row's first
+``num_pages`` table entries are distinct pages in range and hold at least ``num_computed`` tokens; a step writes no page
+for two rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows
+from gpu_worker.errors import PlanRefusedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLimits:
+    """Bounds every plan keeps."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    page_size: int
+    num_pages: int
+    vocab_size: int
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of the longest request."""
+        return -(-self.max_model_len // self.page_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What one plan makes the worker compute; counts in RequestRows already include it."""
+
+    decode_rows: Int32s
+    """Ascending."""
+    chunk_rows: Int32s
+    chunk_tokens: Int32s
+    sampling_chunks: Int32s
+    """Positions in ``chunk_rows`` that reach their row's last known token."""
+    append_rows: Int32s
+    append_columns: Int32s
+    append_pages: Int32s
+    copy_sources: Int32s
+    copy_destinations: Int32s
+
+    @property
+    def sampled_rows(self) -> Int32s:
+        """Rows that sample, in the order of the result's columns."""
+        return np.concatenate((self.chunk_rows[self.sampling_chunks], self.decode_rows))
+
+
+class RequestRows:
+    """Rows on the host."""
+
+    def __init__(self, limits: RowLimits) -> None:
+        self.limits = limits
+        size = limits.max_num_seqs
+        self.active = np.zeros(size, dtype=bool)
+        self.decoding = np.zeros(size, dtype=bool)
+        self.num_prompt_tokens = np.zeros(size, dtype=np.int32)
+        self.num_tokens = np.zeros(size, dtype=np.int32)
+        """Token ids the row has, the one being sampled included."""
+        self.num_computed = np.zeros(size, dtype=np.int32)
+        self.num_pages = np.zeros(size, dtype=np.int32)
+        self.page_tables = np.zeros((size, limits.max_pages), dtype=np.int32)
+        self.known_ids: list[Int32s] = [np.empty(0, dtype=np.int32)] * size
+        """Ids a row began with; what it sampled since stays on the device."""
+        self.temperature = np.zeros(size, dtype=np.float32)
+        self.top_p = np.ones(size, dtype=np.float32)
+        self.top_k = np.zeros(size, dtype=np.int32)
+        self.min_p = np.zeros(size, dtype=np.float32)
+        self.seeds = np.zeros(size, dtype=np.int64)
+        self.output_index = np.zeros(size, dtype=np.int32)
+
+    def reset(self) -> None:
+        """Drop all rows."""
+        self._release(np.arange(self.limits.max_num_seqs, dtype=np.int32))
+
+    def advance(self, plan: BatchPlan) -> StepWork:
+        """Check a plan, apply it, and say what it computes. Raises PlanRefusedError; then the rows must be reset."""
+        if len(plan.releases):
+            _check_ids("releases", plan.releases, self.limits.max_num_seqs)
+            if not self.active[plan.releases].all():
+                raise PlanRefusedError("releases: a row that is not active")
+            self._release(plan.releases)
+        if len(plan.new_rows.rows):
+            self._begin(plan.new_rows)
+        columns = self._append(plan)
+        if len(plan.new_rows.rows):
+            self._check_cached(plan.new_rows.rows)
+        self._check_copies(plan)
+        self._check_bookkeeping(plan)
+        return self._schedule(plan, columns)
+
+    def _release(self, rows: Int32s) -> None:
+        self.active[rows] = False
+        self.decoding[rows] = False
+        self.num_pages[rows] = 0
+        for row in rows.tolist():
+            self.known_ids[row] = np.empty(0, dtype=np.int32)
+
+    def _begin(self, new: NewRows) -> None:
+        _check_new_rows(new, self.limits)
+        if self.active[new.rows].any():
+            raise PlanRefusedError("new_rows: a row that is active")
+        rows = new.rows
+        self.active[rows] = True
+        self.num_prompt_tokens[rows] = new.num_prompt_tokens
+        self.num_tokens[rows] = new.num_token_ids
+        self.num_computed[rows] = new.num_cached_tokens
+        self.temperature[rows] = new.temperatures
+        self.top_p[rows] = new.top_ps
+        self.top_k[rows] = new.top_ks
+        self.min_p[rows] = new.min_ps
+        self.seeds[rows] = new.seeds.view(np.int64)
+        self.output_index[rows] = new.output_indices
+        ends = np.cumsum(new.num_token_ids)
+        for row, end, count in zip(rows.tolist(), ends.tolist(), new.num_token_ids.tolist(), strict=True):
+            self.known_ids[row] = new.token_ids[end - count : end]
+
+    def _append(self, plan: BatchPlan) -> Int32s:
+        """Extend page tables; returns the table column of each appended page."""
+        rows, pages = plan.append_rows, plan.append_pages
+        if not len(rows):
+            return rows
+        _check_range("append_rows", rows, self.limits.max_num_seqs)
+        _check_range("append_pages", pages, self.limits.num_pages)
+        if not self.active[rows].all():
+            raise PlanRefusedError("append_rows: a row that is not active")
+        columns = self.num_pages[rows] + _rank_in_group(rows)
+        if int(columns.max()) >= self.limits.max_pages:
+            raise PlanRefusedError(f"append_rows: more than {self.limits.max_pages} pages in a row")
+        held = np.arange(int(columns.max()) + 1) < self.num_pages[rows][:, None]
+        again = (self.page_tables[rows, : held.shape[1]] == pages[:, None]) & held
+        pairs = rows.astype(np.int64) * self.limits.num_pages + pages
+        if again.any() or len(np.unique(pairs)) != len(pairs):
+            raise PlanRefusedError("append_pages: a page twice in one row's table")
+        self.page_tables[rows, columns] = pages
+        np.add.at(self.num_pages, rows, 1)
+        return columns
+
+    def _check_cached(self, rows: Int32s) -> None:
+        if (self.num_pages[rows] * self.limits.page_size < self.num_computed[rows]).any():
+            raise PlanRefusedError("new_rows: more cached tokens than the row's pages hold")
+
+    def _check_copies(self, plan: BatchPlan) -> None:
+        if not len(plan.copy_sources):
+            return
+        _check_range("copy_sources", plan.copy_sources, self.limits.num_pages)
+        _check_ids("copy_destinations", plan.copy_destinations, self.limits.num_pages)
+        if np.isin(plan.copy_sources, plan.copy_destinations).any():
+            raise PlanRefusedError("copy_sources: a page that is also a destination")
+
+    def _check_bookkeeping(self, plan: BatchPlan) -> None:
+        if len(plan.published_pages):
+            _check_ids("published_pages", plan.published_pages, self.limits.num_pages)
+        if len(plan.evicted_pages):
+            _check_ids("evicted_pages", plan.evicted_pages, self.limits.num_pages)
+
+    def _schedule(self, plan: BatchPlan, append_columns: Int32s) -> StepWork:
+        chunk_rows, chunk_tokens = plan.chunk_rows, plan.chunk_tokens
+        runs = self.decoding.copy()
+        if len(plan.idle_rows):
+            _check_ids("idle_rows", plan.idle_rows, self.limits.max_num_seqs)
+            if not self.decoding[plan.idle_rows].all():
+                raise PlanRefusedError("idle_rows: a row that is not decoding")
+            runs[plan.idle_rows] = False
+        decode_rows = np.flatnonzero(runs).astype(np.int32)
+        if len(chunk_rows):
+            self._check_chunks(chunk_rows, chunk_tokens)
+        num_tokens = len(decode_rows) + int(chunk_tokens.sum())
+        self._check_totals(plan, len(decode_rows) + len(chunk_rows), num_tokens)
+        self._check_pages_and_writes(decode_rows, chunk_rows, chunk_tokens)
+        self.num_computed[decode_rows] += 1
+        self.num_tokens[decode_rows] += 1
+        self.num_computed[chunk_rows] += chunk_tokens
+        covered = self.num_computed[chunk_rows] == self.num_tokens[chunk_rows]
+        self.num_tokens[chunk_rows[covered]] += 1
+        self.decoding[chunk_rows[covered]] = True
+        return StepWork(
+            decode_rows=decode_rows,
+            chunk_rows=chunk_rows,
+            chunk_tokens=chunk_tokens,
+            sampling_chunks=np.flatnonzero(covered).astype(np.int32),
+            append_rows=plan.append_rows,
+            append_columns=append_columns,
+            append_pages=plan.append_pages,
+            copy_sources=plan.copy_sources,
+            copy_destinations=plan.copy_destinations,
+        )
+
+    def _check_chunks(self, rows: Int32s, tokens: Int32s) -> None:
+        _check_ids("chunk_rows", rows, self.limits.max_num_seqs)
+        if not self.active[rows].all() or self.decoding[rows].any():
+            raise PlanRefusedError("chunk_rows: a row that is not active or is decoding")
+        if int(tokens.min()) < 1:
+            raise PlanRefusedError("chunk_tokens: less than one token")
+        if (tokens > self.num_tokens[rows] - self.num_computed[rows]).any():
+            raise PlanRefusedError("chunk_tokens: more tokens than the row knows")
+
+    def _check_totals(self, plan: BatchPlan, num_rows: int, num_tokens: int) -> None:
+        if num_rows != plan.num_scheduled_rows or num_tokens != plan.num_scheduled_tokens:
+            raise PlanRefusedError(
+                f"the plan schedules {num_rows} rows and {num_tokens} tokens but says "
+                f"{plan.num_scheduled_rows} and {plan.num_scheduled_tokens}"
+            )
+        if num_tokens > self.limits.max_num_batched_tokens:
+            raise PlanRefusedError(
+                f"{num_tokens} tokens in a step; at most {self.limits.max_num_batched_tokens} are agreed"
+            )
+
+    def _check_pages_and_writes(self, decode_rows: Int32s, chunk_rows: Int32s, chunk_tokens: Int32s) -> None:
+        rows = np.concatenate((decode_rows, chunk_rows))
+        if not len(rows):
+            return
+        starts = self.num_computed[rows]
+        ends = starts.copy()
+        ends[: len(decode_rows)] += 1
+        ends[len(decode_rows) :] += chunk_tokens
+        if int(ends.max()) > self.limits.max_model_len:
+            raise PlanRefusedError(f"a row would pass {self.limits.max_model_len} tokens")
+        page_size = self.limits.page_size
+        if (self.num_pages[rows] * page_size < ends).any():
+            raise PlanRefusedError("a row has too few pages for the tokens it computes")
+        firsts = starts // page_size
+        counts = (ends - 1) // page_size - firsts + 1
+        columns = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts - firsts, counts)
+        written = self.page_tables[np.repeat(rows, counts), columns]
+        if len(np.unique(written)) != len(written):
+            raise PlanRefusedError("two rows would write one page")
+
+
+def _check_new_rows(new: NewRows, limits: RowLimits) -> None:
+    _check_ids("new_rows", new.rows, limits.max_num_seqs)
+    _check_range("token_ids", new.token_ids, limits.vocab_size)
+    if int(new.num_token_ids.max()) > limits.max_model_len:
+        raise PlanRefusedError(f"new_rows: more than {limits.max_model_len} tokens")
+    if int(new.num_prompt_tokens.min()) < 1 or (new.num_prompt_tokens > new.num_token_ids).any():
+        raise PlanRefusedError("new_rows: num_prompt_tokens does not fit num_token_ids")
+    if int(new.num_cached_tokens.min()) < 0 or (new.num_cached_tokens >= new.num_token_ids).any():
+        raise PlanRefusedError("new_rows: at least one token must be left to compute")
+    if int(new.output_indices.min()) < 0 or int(new.top_ks.min()) < 0:
+        raise PlanRefusedError("new_rows: a negative output index or top_k")
+    if not (np.isfinite(new.temperatures) & (new.temperatures >= 0)).all():
+        raise PlanRefusedError("new_rows: a temperature that is negative or not finite")
+    if not ((new.top_ps > 0) & (new.top_ps <= 1) & (new.min_ps >= 0) & (new.min_ps <= 1)).all():
+        raise PlanRefusedError("new_rows: top_p or min_p out of range")
+
+
+def _check_range(name: str, ids: Int32s, size: int) -> None:
+    if int(ids.min()) < 0 or int(ids.max()) >= size:
+        raise PlanRefusedError(f"{name}: an id outside 0..{size - 1}")
+
+
+def _check_ids(name: str, ids: Int32s, size: int) -> None:
+    _check_range(name, ids, size)
+    if len(np.unique(ids)) != len(ids):
+        raise PlanRefusedError(f"{name}: an id twice")
+
+
+def _rank_in_group(rows: Int32s) -> Int32s:
+    """For each entry how many earlier entries name the same row."""
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+    starts = np.flatnonzero(first)
+    ranks = np.empty(len(rows), dtype=np.int32)
+    ranks[order] = np.arange(len(rows)) - starts[np.cumsum(first) - 1]
+    return ranks

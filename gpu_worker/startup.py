@@ -1,0 +1,174 @@
+"""Builds a worker's parts from its configuration, in order: checkpoint, device, model, weights, page pool, warm-up."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from pagewire_kernels import KernelSet, load_kernels
+
+from gpu_worker.codec import WorkerCard
+from gpu_worker.config import WorkerConfig
+from gpu_worker.device import describe_device, pick_device, pick_dtype, pick_kernels, set_cpu_threads
+from gpu_worker.errors import ConfigError
+from gpu_worker.largest_step import run_largest_step
+from gpu_worker.memory import cpu_pool_bytes, gpu_pool_bytes
+from gpu_worker.model_card import ModelCard, cache_fingerprint, make_model_card
+from gpu_worker.model_config import ModelConfig
+from gpu_worker.model_runner import ModelRunner
+from gpu_worker.models.llama import LlamaModel
+from gpu_worker.page_pool import PageShape, allocate_pages, count_pages
+from gpu_worker.request_rows import RowLimits
+from gpu_worker.warm_up import warm_up
+from gpu_worker.weights.load import load_weights
+from gpu_worker.weights.open import open_checkpoint
+
+_DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 512)}
+"""max_num_seqs and max_num_batched_tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A worker that is ready to say hello."""
+
+    runner: ModelRunner
+    card: WorkerCard
+    summary: str
+
+
+def build(config: WorkerConfig, warn: Callable[[str], None]) -> Parts:
+    """Raises ModelLoadError, PagePoolTooSmallError, ConfigError."""
+    checkpoint = open_checkpoint(config.model)
+    device = pick_device(config.device)
+    free_before = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    dtype = pick_dtype(config.dtype, checkpoint.config.dtype, device)
+    _check_kv_dtype(config, dtype)
+    max_model_len = _max_model_len(config, checkpoint.config)
+    threads = 1
+    if device.type == "cpu":
+        threads = set_cpu_threads(
+            config.cpu_threads, checkpoint.config.hidden_size, checkpoint.config.intermediate_size, dtype
+        )
+    kernels_name = pick_kernels(config.kernels, device)
+    kernels = load_kernels(kernels_name)
+    model = LlamaModel(checkpoint.config, kernels, max_model_len=max_model_len, dtype=dtype, device=device)
+    load_weights(checkpoint, model.weight_slots(), warn)
+    dtype_name = str(dtype).removeprefix("torch.")
+    card = make_model_card(
+        checkpoint,
+        name=config.served_model_name or _name(config.model),
+        max_model_len=max_model_len,
+        dtype=dtype_name,
+        kv_cache_dtype=dtype_name,
+    )
+    model.limit_vocabulary(card.vocab_size)
+    limits = _size_pool(config, model, kernels, card, device, dtype, free_before)
+    kv_pages = allocate_pages(limits.num_pages, PageShape.of(model.config, limits.page_size, dtype), device)
+    runner = ModelRunner(model, kernels, kv_pages, limits, device)
+    warm_up(runner)
+    return Parts(
+        runner=runner,
+        card=_worker_card(card, limits, device, kernels_name),
+        summary=_summary(card, model, limits, device, kernels_name, threads),
+    )
+
+
+def _check_kv_dtype(config: WorkerConfig, dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    if config.kv_cache_dtype not in ("auto", name):
+        raise ConfigError(
+            f"--kv-cache-dtype '{config.kv_cache_dtype}': not allowed with --dtype {name}; allowed: auto, {name}"
+        )
+
+
+def _max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
+    asked = config.max_model_len or model.max_positions
+    if asked > model.max_positions:
+        raise ConfigError(
+            f"--max-model-len '{asked}': the model has positions for {model.max_positions}; allowed: 2 to that"
+        )
+    return asked
+
+
+def _name(path: Path) -> str:
+    resolved = path.resolve()
+    return resolved.stem if resolved.is_file() else resolved.name
+
+
+def _size_pool(
+    config: WorkerConfig,
+    model: LlamaModel,
+    kernels: KernelSet,
+    card: ModelCard,
+    device: torch.device,
+    dtype: torch.dtype,
+    free_before: int,
+) -> RowLimits:
+    default_seqs, default_tokens = _DEFAULTS[device.type]
+    max_num_seqs = config.max_num_seqs or default_seqs
+    max_num_batched_tokens = config.max_num_batched_tokens or default_tokens
+    shape = PageShape.of(model.config, config.page_size, dtype)
+    available = config.kv_cache_memory_bytes
+    if available is None and device.type == "cpu":
+        available = cpu_pool_bytes()
+    elif available is None:
+        run_largest_step(model, kernels, config.page_size, max_num_seqs, max_num_batched_tokens, card.max_model_len)
+        available = gpu_pool_bytes(device, config.gpu_memory_utilization, free_before)
+    return RowLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=card.max_model_len,
+        page_size=config.page_size,
+        num_pages=count_pages(available, shape, max_model_len=card.max_model_len, max_num_seqs=max_num_seqs),
+        vocab_size=card.vocab_size,
+    )
+
+
+def _worker_card(card: ModelCard, limits: RowLimits, device: torch.device, kernels: str) -> WorkerCard:
+    return WorkerCard(
+        device=describe_device(device),
+        page_size=limits.page_size,
+        num_pages=limits.num_pages,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        model_card=card,
+        cache_fingerprint=cache_fingerprint(card, limits.page_size, kernels),
+        pid=os.getpid(),
+        version=program_version(),
+    )
+
+
+def program_version() -> str:
+    """The installed version, or ``0`` when run from a plain checkout."""
+    try:
+        return version("pagewire")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _summary(
+    card: ModelCard, model: LlamaModel, limits: RowLimits, device: torch.device, kernels: str, threads: int
+) -> str:
+    """The table printed at start."""
+    tokens = limits.num_pages * limits.page_size
+    rows = (
+        ("model", f"{card.name} ({card.architecture})"),
+        (
+            "device",
+            f"{describe_device(device)}, {kernels} kernels" + (f", {threads} threads" if device.type == "cpu" else ""),
+        ),
+        (
+            "dtype",
+            f"{card.dtype}, KV cache {card.kv_cache_dtype}"
+            + (f", from {card.quantization}" if card.quantization else ""),
+        ),
+        ("weights", f"{model.num_weight_bytes() / 2**20:,.1f} MiB"),
+        ("pages", f"{limits.num_pages:,} of {limits.page_size} tokens"),
+        ("tokens that fit", f"{tokens:,}"),
+        ("concurrency", f"{tokens / limits.max_model_len:.1f} requests of max_model_len {limits.max_model_len:,}"),
+    )
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

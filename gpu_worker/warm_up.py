@@ -1,0 +1,74 @@
+"""Runs steps before the worker says hello, so that no request pays for compilation or first use.
+
+Triton specialises integer arguments on 1 and on divisibility by 16, so the shapes cover 1, multiples of 16 and
+neither, for decodes and chunks, with and without sampling. Afterwards the rows are dropped; page content left behind is
+never named.
+"""
+
+import numpy as np
+
+from gpu_worker.batch_plan import BatchPlan, NewRows, int32s
+from gpu_worker.errors import WorkerError
+from gpu_worker.model_runner import ModelRunner
+from gpu_worker.request_rows import RowLimits
+
+_CPU_SHAPES = ((1, 17), (2, 3))
+_GPU_SHAPES = ((1, 1), (1, 17), (2, 16), (3, 48), (15, 1), (16, 16), (17, 3), (1, 512), (4, 1000), (64, 32), (256, 31))
+_SAMPLING = ((0.0, 0, 1.0), (1.0, 0, 1.0), (1.0, 20, 0.9))
+
+
+def warm_up(runner: ModelRunner) -> None:
+    """Raises WorkerError if a warm-up step fails: such a worker could serve nothing."""
+    shapes = _CPU_SHAPES if runner.device.type == "cpu" else _GPU_SHAPES
+    for num_rows, num_tokens in shapes:
+        for temperature, top_k, top_p in _SAMPLING:
+            for plan in _plans(runner.limits, num_rows, num_tokens, temperature, top_k, top_p):
+                failure = runner.launch(plan).wait().failure
+                if failure is not None:
+                    raise WorkerError(f"a warm-up step failed: {failure}")
+            runner.reset()
+
+
+def _plans(
+    limits: RowLimits, num_rows: int, num_tokens: int, temperature: float, top_k: int, top_p: float
+) -> list[BatchPlan]:
+    """A prompt in two chunks for every row, then a decode of all; cut down to what the limits allow."""
+    num_tokens = min(num_tokens, limits.max_model_len - 1, limits.max_num_batched_tokens)
+    pages_each = -(-(num_tokens + 1) // limits.page_size)
+    num_rows = min(
+        num_rows, limits.max_num_seqs, limits.max_num_batched_tokens // num_tokens, limits.num_pages // pages_each
+    )
+    if num_rows < 1:
+        return []
+    rows = np.arange(num_rows, dtype=np.int32)
+    ones = np.ones(num_rows, dtype=np.int32)
+    new = NewRows(
+        rows=rows,
+        num_prompt_tokens=ones * num_tokens,
+        num_token_ids=ones * num_tokens,
+        token_ids=np.zeros(num_rows * num_tokens, dtype=np.int32),
+        num_cached_tokens=ones * 0,
+        output_indices=ones * 0,
+        seeds=np.zeros(num_rows, dtype=np.uint64),
+        temperatures=np.full(num_rows, temperature, dtype=np.float32),
+        top_ps=np.full(num_rows, top_p, dtype=np.float32),
+        top_ks=ones * top_k,
+        min_ps=np.zeros(num_rows, dtype=np.float32),
+    )
+    append_rows = np.repeat(rows, pages_each).astype(np.int32)
+    append_pages = np.arange(num_rows * pages_each, dtype=np.int32)
+    chunks = [part for part in (num_tokens // 2, num_tokens - num_tokens // 2) if part]
+    plans = [
+        BatchPlan(
+            new_rows=new if number == 0 else NewRows(),
+            append_rows=append_rows if number == 0 else int32s(),
+            append_pages=append_pages if number == 0 else int32s(),
+            chunk_rows=rows,
+            chunk_tokens=ones * size,
+            num_scheduled_rows=num_rows,
+            num_scheduled_tokens=num_rows * size,
+        )
+        for number, size in enumerate(chunks)
+    ]
+    decode = BatchPlan(num_scheduled_rows=num_rows, num_scheduled_tokens=num_rows)
+    return [*plans, decode, BatchPlan(releases=int32s(rows.tolist()))]

@@ -1,0 +1,124 @@
+"""Builds a tokenizer.json from GGUF metadata.
+
+Byte-level BPE vocabularies (``tokenizer.ggml.model`` gpt2) are built here, with the pre-tokenizer that
+``tokenizer.ggml.pre`` names: the wrong split changes token ids silently, so an unknown name is refused. SentencePiece
+vocabularies (``llama``) go through transformers' own converter, imported only then.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from gpu_worker.errors import ModelLoadError
+from gpu_worker.weights.checkpoint import TextAssets
+
+_CONTROL, _USER_DEFINED = 3, 4
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TOKEN_IDS = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
+}
+_END_OF_TURN = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+Metadata = Callable[..., Any]
+
+
+def read_text_assets(path: Path, metadata: Metadata) -> TextAssets:
+    """Raises ModelLoadError naming the metadata that is missing or not supported."""
+    tokens = metadata("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ModelLoadError(f"{path}: metadata 'tokenizer.ggml.tokens' is missing")
+    special = {}
+    for name, key in _TOKEN_IDS.items():
+        token_id = metadata(key)
+        if token_id is not None and 0 <= int(token_id) < len(tokens):
+            special[name] = tokens[int(token_id)]
+    ends = [int(token_id) for key in _END_OF_TURN if (token_id := metadata(key)) is not None]
+    bos = metadata("tokenizer.ggml.bos_token_id")
+    return TextAssets(
+        tokenizer_json=_tokenizer(path, metadata, tokens).to_str().encode(),
+        chat_template=metadata("tokenizer.chat_template", ""),
+        special_tokens=special,
+        eos_token_ids=list(dict.fromkeys(ends)),
+        bos_token_id=None if bos is None else int(bos),
+    )
+
+
+def _tokenizer(path: Path, metadata: Metadata, tokens: list[str]) -> Tokenizer:
+    model = metadata("tokenizer.ggml.model")
+    if model == "gpt2":
+        return _byte_level(path, metadata, tokens)
+    if model == "llama":
+        return _sentencepiece(path)
+    raise ModelLoadError(f"{path}: metadata tokenizer.ggml.model {model!r} is not supported; supported: gpt2, llama")
+
+
+def _byte_level(path: Path, metadata: Metadata, tokens: list[str]) -> Tokenizer:
+    merges = [_merge(path, line) for line in metadata("tokenizer.ggml.merges") or []]
+    vocab = {text: token_id for token_id, text in enumerate(tokens)}
+    if len(vocab) != len(tokens):
+        raise ModelLoadError(f"{path}: metadata tokenizer.ggml.tokens holds the same token twice")
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=metadata("tokenizer.ggml.pre") == "llama-bpe"))
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise ModelLoadError(f"{path}: vocabulary and merges do not fit together ({error})") from None
+    tokenizer.pre_tokenizer = _pre_tokenizer(path, metadata("tokenizer.ggml.pre", "default"))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = _post_processor(metadata, tokens)
+    kinds = metadata("tokenizer.ggml.token_type") or []
+    for text, kind in zip(tokens, kinds, strict=False):
+        if kind in (_CONTROL, _USER_DEFINED):
+            token = AddedToken(text, special=kind == _CONTROL, normalized=False)
+            (tokenizer.add_special_tokens if kind == _CONTROL else tokenizer.add_tokens)([token])
+    return tokenizer
+
+
+def _merge(path: Path, line: str) -> tuple[str, str]:
+    left, _, right = line.partition(" ")
+    if not left or not right:
+        raise ModelLoadError(f"{path}: metadata tokenizer.ggml.merges holds an entry that is no pair")
+    return left, right
+
+
+def _pre_tokenizer(path: Path, name: str) -> pre_tokenizers.PreTokenizer:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if name in ("default", "gpt-2"):
+        return byte_level
+    if name == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    if name in ("llama-bpe", "llama3", "llama-v3"):
+        split = pre_tokenizers.Split(Regex(_LLAMA3_SPLIT), behavior="isolated")
+        return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    raise ModelLoadError(
+        f"{path}: metadata tokenizer.ggml.pre {name!r} is not supported; supported: default, gpt-2, smollm, llama-bpe"
+    )
+
+
+def _post_processor(metadata: Metadata, tokens: list[str]) -> Any:
+    byte_level = processors.ByteLevel(trim_offsets=False)
+    bos = metadata("tokenizer.ggml.bos_token_id")
+    if bos is None or not metadata("tokenizer.ggml.add_bos_token", False):
+        return byte_level
+    text = tokens[int(bos)]
+    template = processors.TemplateProcessing(
+        single=f"{text} $A", pair=f"{text} $A {text}:1 $B:1", special_tokens=[(text, int(bos))]
+    )
+    return processors.Sequence([byte_level, template])
+
+
+def _sentencepiece(path: Path) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+    except (ValueError, KeyError, TypeError, ImportError, OSError) as error:
+        raise ModelLoadError(f"{path}: the SentencePiece vocabulary cannot be converted ({error})") from None
+    backend: Tokenizer = loaded.backend_tokenizer
+    return backend
