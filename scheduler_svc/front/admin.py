@@ -1,0 +1,44 @@
+# ruff: noqa: N802 (methods are named as in the proto)
+"""pagewire.v1.AdminService: asks the scheduler. Registered on the internal server alone."""
+
+from typing import Any, NoReturn
+
+from pagewire.v1 import admin_pb2, admin_pb2_grpc
+
+from scheduler_svc.front.errors import UnsupportedError
+from scheduler_svc.front.scheduler_link import SchedulerLink
+
+DEFAULT_DRAIN_MS = 30_000
+
+
+class AdminService(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc]
+    """Looks into the server through the scheduler."""
+
+    def __init__(self, link: SchedulerLink) -> None:
+        self._link = link
+
+    async def GetLoad(self, request: Any, context: Any) -> Any:
+        """Counts now."""
+        return admin_pb2.GetLoadResponse.FromString(await self._link.query(load=True))
+
+    async def ListWorkers(self, request: Any, context: Any) -> Any:
+        """The workers now."""
+        return admin_pb2.ListWorkersResponse.FromString(await self._link.query(workers=True))
+
+    async def Drain(self, request: Any, context: Any) -> Any:
+        """Starts a drain of the whole server."""
+        drain_ms = request.timeout_ms if request.HasField("timeout_ms") else DEFAULT_DRAIN_MS
+        await self._link.query(drain_ms=drain_ms)
+        return admin_pb2.DrainResponse()
+
+    async def UpdateLimits(self, request: Any, context: Any) -> NoReturn:
+        """Not built yet."""
+        raise UnsupportedError("AdminService.UpdateLimits")
+
+    async def RemoveWorker(self, request: Any, context: Any) -> NoReturn:
+        """Not built yet."""
+        raise UnsupportedError("AdminService.RemoveWorker")
+
+    async def ExplainRequest(self, request: Any, context: Any) -> NoReturn:
+        """Not built yet."""
+        raise UnsupportedError("AdminService.ExplainRequest")

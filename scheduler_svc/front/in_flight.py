@@ -1,0 +1,34 @@
+"""How many calls are under way, so that a stopping front can wait for its own."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class InFlight:
+    """Counts calls; an open health watch is none."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """The duration of one call."""
+        self._count += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._idle.set()
+
+    async def wait_idle(self, seconds: float) -> bool:
+        """Whether no call is under way within so long."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True

@@ -1,0 +1,298 @@
+"""One live request between the scheduler and whoever reads its events.
+
+The link puts tokens and events in (`add_tokens`, `apply`, `fail`), never waiting; the reader waits for news (`wait`)
+and takes what there is (`take`): one delta an output, however many tokens came since. So a slow reader gets fewer,
+larger messages and nothing queues up.
+
+Invariants: for each output all its deltas come before its one `finished`; `summary` is the last event and comes once;
+after an error no event follows. A request that its reader leaves before the end is cancelled at the scheduler.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from pagewire.internal.v1 import front_pb2
+from pagewire.v1 import generation_pb2
+
+from scheduler_svc.front.endings import (
+    EARLY_SECONDS,
+    deadline_error,
+    finished_message,
+    hard_end,
+    progress_response,
+    rejection_error,
+    slow_reader_error,
+    summary_message,
+)
+from scheduler_svc.front.errors import FrontError
+from scheduler_svc.front.output import Output
+from scheduler_svc.front.prepared_request import PreparedRequest
+from scheduler_svc.front.scheduler_link import SchedulerLink
+
+MAX_PENDING_BYTES = 1024 * 1024
+SCAN_TOKENS = 32
+"""With stop strings, so many unread tokens are searched while the reader is busy: generation should stop."""
+GRACE_SECONDS = 0.01
+"""How long a passed deadline waits for the scheduler to tell stage and usage."""
+
+
+class Reader:
+    """Whoever reads the events of one or more requests."""
+
+    __slots__ = ("is_blocked",)
+
+    def __init__(self) -> None:
+        self.is_blocked = False
+        """It waits for its own writes: unread data is held against it."""
+
+
+class LiveRequest:
+    """A submitted request; the link's `Sink`."""
+
+    def __init__(
+        self,
+        prepared: PreparedRequest,
+        link: SchedulerLink,
+        *,
+        deadline: float | None = None,
+        wakes_for_tokens: bool = True,
+        reader: Reader | None = None,
+        on_news: Callable[[], None] | None = None,
+    ) -> None:
+        """Submits the request. `deadline` is on the loop's clock; `on_news`: `take` may have something."""
+        self.reader = reader or Reader()
+        self.on_failure: Callable[[FrontError], None] | None = None
+        """Called when the request ends with an error."""
+        self._prepared = prepared
+        self._link = link
+        self._on_news = on_news
+        self._wakes_for_tokens = wakes_for_tokens or prepared.stops is not None
+        self._outputs = prepared.outputs()
+        self._progress: list[Any] = []
+        self._ended: Any = None
+        self._error: FrontError | None = None
+        self._summary_taken = False
+        self._has_news = False
+        self._has_tokens = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        if deadline is not None:
+            self._arm(deadline)
+        self.key = link.submit(prepared.submit, self)
+
+    def _arm(self, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._prepared.submit.deadline_ms = max(1, int((deadline - loop.time()) * 1000))
+        self._timer = loop.call_at(deadline - EARLY_SECONDS, self._deadline_passed)
+
+    @property
+    def request_id(self) -> str:
+        return self._prepared.request_id
+
+    @property
+    def max_delay_seconds(self) -> float:
+        """How long text may be held back to send larger messages."""
+        return self._prepared.max_delay_seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more is to come from the scheduler."""
+        return self._ended is not None or self._error is not None
+
+    @property
+    def is_taken(self) -> bool:
+        """The summary was taken."""
+        return self._summary_taken
+
+    # From the link
+
+    def add_tokens(self, index: int, token_ids: Any) -> None:
+        """New tokens of one output."""
+        if index >= len(self._outputs) or self.is_over:
+            return
+        self._has_tokens = True
+        output = self._outputs[index]
+        output.append(token_ids)
+        if self.reader.is_blocked:
+            if self._prepared.stops is not None and output.num_unread >= SCAN_TOKENS:
+                self._scan(output)
+            if sum(each.pending_bytes for each in self._outputs) > MAX_PENDING_BYTES:
+                self.fail(slow_reader_error())
+        if self._wakes_for_tokens:
+            self._news()
+
+    def apply(self, event: Any) -> None:
+        """A RequestEvent."""
+        kind = event.WhichOneof("event")
+        if kind == "held":
+            self._hold(event.held)
+        elif kind == "output_ended":
+            if event.output_ended.index < len(self._outputs):
+                self._outputs[event.output_ended.index].end(event.output_ended)
+                self._news()
+        elif kind == "ended":
+            self._end(event.ended)
+        elif kind == "rejected":
+            self._close(rejection_error(event.rejected, self._prepared.prompt_field))
+        elif self._prepared.progress_events:
+            response = progress_response(self.request_id, event)
+            if response is not None:
+                self._progress.append(response)
+                self._news()
+
+    def fail(self, error: FrontError) -> None:
+        """The request ends with this error."""
+        if not self.is_over:
+            self._link.cancel(self.key)
+            self._close(error)
+
+    # To the reader
+
+    async def wait(self, until: float | None = None) -> bool:
+        """Returns once there is news: True; or at `until` (on the loop's clock): False."""
+        if not self._has_news:
+            loop = asyncio.get_running_loop()
+            waiter = self._waiter = loop.create_future()
+            timer = None if until is None else loop.call_at(until, _wake, waiter)
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        has_news, self._has_news = self._has_news, False
+        return has_news
+
+    def take(self) -> list[Any]:
+        """The events there are now, as GenerateResponse messages.
+
+        Raises: FrontError if the request ended with one.
+        """
+        if self._error is not None:
+            raise self._error
+        events, self._progress = self._progress, []
+        for output in self._outputs:
+            if not output.is_finished:
+                self._take_output(output, events)
+        if self._ended is not None and not self._summary_taken:
+            self._summary_taken = True
+            events.append(self._response(summary=self._summary()))
+        return events
+
+    def cancel(self) -> None:
+        """Ends the request while its reader still reads: its outputs finish as cancelled."""
+        if not self.is_over:
+            self._link.cancel(self.key)
+
+    def close(self) -> None:
+        """The reader is gone. Idempotent."""
+        if not self.is_over:
+            self._link.cancel(self.key)
+        self._release()
+
+    # Inside
+
+    def _take_output(self, output: Output, events: list[Any]) -> None:
+        """Adds an output's deltas and, once all is taken, its ending."""
+        while True:
+            text, token_ids = output.take()
+            self._tell_stop(output)
+            if not token_ids and not text:
+                break
+            self._add_delta(output, text, token_ids, events)
+        if output.ending is not None:
+            self._add_delta(output, output.finish(), (), events)
+            events.append(self._response(finished=finished_message(output)))
+
+    def _add_delta(self, output: Output, text: str, token_ids: Any, events: list[Any]) -> None:
+        """A delta, unless it holds nothing the caller wants."""
+        text = text if self._prepared.wants_text else ""
+        token_ids = token_ids if self._prepared.wants_token_ids else ()
+        if text or token_ids:
+            delta = generation_pb2.Delta(index=output.index, text=text, token_ids=token_ids)
+            events.append(self._response(delta=delta))
+
+    def _response(self, **event: Any) -> Any:
+        return generation_pb2.GenerateResponse(request_id=self.request_id, **event)
+
+    def _summary(self) -> Any:
+        overrun = sum(
+            max(0, output.ending.num_output_tokens - output.num_to_stop)
+            for output in self._outputs
+            if output.stop_string is not None and output.ending is not None
+        )
+        return summary_message(self._ended, seed=self._prepared.submit.seed, num_overrun=overrun)
+
+    def _hold(self, held: Any) -> None:
+        """The scheduler waits to hear whether a stop string comes before this ending."""
+        if held.index >= len(self._outputs) or self.is_over:
+            return
+        output = self._outputs[held.index]
+        if output.stop_string is None:
+            self._scan(output)
+            if output.stop_string is None:
+                self._link.scanned(self.key, output.index)
+        self._news()
+
+    def _scan(self, output: Output) -> None:
+        if output.stop_string is None:
+            output.scan()
+            self._tell_stop(output)
+
+    def _tell_stop(self, output: Output) -> None:
+        """Tells the scheduler of a stop string, once."""
+        if output.stop_string is not None and not output.is_stop_told:
+            output.is_stop_told = True
+            if output.ending is None and not self.is_over:
+                self._link.stop(self.key, output.index, output.num_to_stop)
+
+    def _end(self, ended: Any) -> None:
+        error = hard_end(ended)
+        if error is not None:
+            self._close(error)
+            return
+        for output in self._outputs:
+            if output.ending is None:
+                output.end(
+                    front_pb2.OutputEnded(
+                        index=output.index, reason=ended.reason, num_output_tokens=output.num_received
+                    )
+                )
+        self._ended = ended
+        self._release()
+        self._news()
+
+    def _deadline_passed(self) -> None:
+        """Ends the request; waits a little for the scheduler to tell stage and usage."""
+        self._link.cancel(self.key, deadline=True)
+        self._timer = asyncio.get_running_loop().call_later(
+            GRACE_SECONDS, self._close, deadline_error("decode" if self._has_tokens else "queue")
+        )
+
+    def _close(self, error: FrontError) -> None:
+        """The last thing that happens to a request which ends with an error."""
+        if not self.is_over:
+            self._error = error
+            self._release()
+            self._news()
+            if self.on_failure is not None:
+                self.on_failure(error)
+
+    def _release(self) -> None:
+        self._link.forget(self.key)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _news(self) -> None:
+        self._has_news = True
+        if self._waiter is not None:
+            _wake(self._waiter)
+        if self._on_news is not None:
+            self._on_news()
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

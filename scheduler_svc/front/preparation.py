@@ -1,0 +1,129 @@
+"""Makes a checked, tokenized, ready-to-submit request out of what a caller sent.
+
+The order: the service must be able to serve; the model must be the served one; every field is checked; the prompt
+becomes token ids, off the loop if it is long; defaults are filled in (the checkpoint's, then the API's); pages are
+hashed; a seed is drawn if none was given.
+"""
+
+import secrets
+import uuid
+from array import array
+from concurrent.futures import Executor
+from typing import Any
+
+from pagewire.internal.v1 import front_pb2
+
+from scheduler_svc.columns import ints
+from scheduler_svc.core.page_hash import hash_pages, root_hash
+from scheduler_svc.front.errors import InvalidRequestError, NotFoundError, Reason
+from scheduler_svc.front.prepared_request import PreparedRequest
+from scheduler_svc.front.prompt import PromptReader, check_fits
+from scheduler_svc.front.served_model import ServedModel
+from scheduler_svc.front.service_state import ServiceState, Serving
+from scheduler_svc.front.stop_strings import StopStrings
+from scheduler_svc.front.validation import MAX_ONCE_TOKENS, check_request
+
+
+class Preparation:
+    """Prepares requests; one a process."""
+
+    def __init__(self, state: ServiceState, executor: Executor) -> None:
+        self._state = state
+        self.reader = PromptReader(executor)
+
+    async def prepare(self, request: Any, *, deadline: float | None = None, once: bool = False) -> PreparedRequest:
+        """The request, ready to be submitted before `deadline` (on the loop's clock).
+
+        `once`: all its outputs go into one answer.
+
+        Raises: FrontError.
+        """
+        serving = self._state.require()
+        model = serving.model
+        check_model(request.model, model)
+        violations = check_request(request, model)
+        if violations:
+            raise InvalidRequestError(violations)
+        prompt = await self.reader.read(request, model, deadline=deadline)
+        kind = str(request.WhichOneof("prompt"))
+        check_fits(prompt, kind, serving.max_request_tokens)
+        prepared = _prepared(request, prompt, kind, serving)
+        if once and prepared.submit.n * prepared.submit.max_tokens > MAX_ONCE_TOKENS:
+            raise InvalidRequestError.at(
+                "output.n",
+                f"{prepared.submit.n} outputs of up to {prepared.submit.max_tokens} tokens are too much for one answer "
+                f"({MAX_ONCE_TOKENS} tokens); use Generate or lower stop.max_tokens",
+            )
+        return prepared
+
+
+def check_model(name: str, model: ServedModel) -> None:
+    """Raises: NotFoundError unless the name is empty or the served model's."""
+    if name not in ("", model.name):
+        raise NotFoundError(f"the model {name[:100]!r} is not served here", reason=Reason.MODEL_NOT_FOUND.value)
+
+
+def _prepared(request: Any, prompt: "array[int]", kind: str, serving: Serving) -> PreparedRequest:
+    model, stop, output = serving.model, request.stop, request.output
+    stop_token_ids = frozenset(stop.stop_token_ids) | (frozenset() if stop.ignore_eos else model.eos_token_ids)
+    wants_text = output.text if output.HasField("text") else True
+    submit = _submit(request, prompt, stop_token_ids, serving)
+    submit.request_id = request.request_id or uuid.uuid4().hex
+    return PreparedRequest(
+        request_id=submit.request_id,
+        submit=submit,
+        model=model,
+        prompt=prompt,
+        prompt_field=kind,
+        stops=StopStrings(list(stop.stop)) if stop.stop else None,
+        include_stop=stop.include_stop,
+        stop_token_ids=stop_token_ids,
+        skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
+        wants_text=wants_text,
+        wants_token_ids=output.token_ids,
+        progress_events=output.progress_events,
+        max_delay_seconds=output.max_delay_ms / 1000,
+    )
+
+
+def _submit(request: Any, prompt: "array[int]", stop_token_ids: frozenset[int], serving: Serving) -> Any:
+    """The scheduler's message, complete but for key and deadline."""
+    stop, scheduling = request.stop, request.scheduling
+    room = serving.max_request_tokens - len(prompt)
+    sampling = _sampling(request.sampling, serving.model.card.generation_defaults)
+    submit = front_pb2.Submit(
+        prompt_token_ids=ints(prompt),
+        n=request.output.n or 1,
+        max_tokens=min(_max_tokens(stop, serving.model.card.generation_defaults) or room, room),
+        stop_token_ids=ints(sorted(stop_token_ids)),
+        hold_endings=bool(stop.stop),
+        priority=scheduling.priority,
+        progress_events=request.output.progress_events,
+        **sampling,
+    )
+    if scheduling.HasField("time_limit_ms"):
+        submit.time_limit_ms = scheduling.time_limit_ms
+    if not scheduling.bypass_prefix_cache:
+        model = serving.model.card.digest or serving.model.name
+        root = root_hash(serving.hash_key, scheduling.cache_salt, model, request.adapter)
+        submit.root_hash = root
+        submit.page_hashes = b"".join(hash_pages(root, prompt, serving.page_size))
+    return submit
+
+
+def _sampling(sampling: Any, defaults: Any) -> dict[str, Any]:
+    """Sampling fields of Submit: the caller's, else the checkpoint's, else the API's."""
+    chosen: dict[str, Any] = {"seed": sampling.seed if sampling.HasField("seed") else secrets.randbits(64)}
+    for name, default in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        if sampling.HasField(name):
+            chosen[name] = getattr(sampling, name)
+        elif defaults.HasField(name):
+            chosen[name] = getattr(defaults, name)
+        else:
+            chosen[name] = default
+    return chosen
+
+
+def _max_tokens(stop: Any, defaults: Any) -> int:
+    """The caller's or the checkpoint's limit; 0 if neither gives one."""
+    return int(stop.max_tokens if stop.HasField("max_tokens") else defaults.max_tokens)

@@ -1,0 +1,45 @@
+"""A checked request, ready to be submitted: the scheduler's `Submit` and what the front keeps for itself."""
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler_svc.front.output import Output
+from scheduler_svc.front.served_model import ServedModel
+from scheduler_svc.front.stop_strings import StopMatcher, StopStrings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """One request. `submit` (pagewire.internal.v1.Submit) is complete but for its key and its remaining time."""
+
+    request_id: str
+    submit: Any
+    model: ServedModel
+    prompt: "array[int]"
+    prompt_field: str
+    """The field the prompt came in, for errors."""
+    stops: StopStrings | None
+    include_stop: bool
+    stop_token_ids: frozenset[int]
+    skip_special_tokens: bool
+    wants_text: bool
+    wants_token_ids: bool
+    progress_events: bool
+    max_delay_seconds: float
+
+    def outputs(self) -> list[Output]:
+        """A fresh output for each index."""
+        detokenizer = None
+        if self.wants_text or self.stops is not None:
+            detokenizer = self.model.detokenizer(self.prompt, skip_special_tokens=self.skip_special_tokens)
+        return [
+            Output(
+                index,
+                None if detokenizer is None else detokenizer.copy(),
+                None if self.stops is None else StopMatcher(self.stops),
+                stop_token_ids=self.stop_token_ids,
+                include_stop=self.include_stop,
+            )
+            for index in range(self.submit.n)
+        ]

@@ -1,0 +1,133 @@
+"""From the prompt a caller sends to the token ids the model sees.
+
+Tokenizing is pure computation of the served model and may take long: `PromptReader` runs it in a thread unless the
+prompt is short, and refuses by its bytes alone what can never fit. Invariant: a prompt that comes out holds at least
+one token and leaves room for at least one more.
+"""
+
+import asyncio
+import json
+from array import array
+from concurrent.futures import Executor
+from typing import Any
+
+from scheduler_svc.front.chat_template import ChatError
+from scheduler_svc.front.endings import EARLY_SECONDS, deadline_error
+from scheduler_svc.front.errors import InvalidRequestError
+from scheduler_svc.front.served_model import ServedModel
+
+INLINE_BYTES = 2048
+"""Shorter prompts are tokenized on the loop: that costs less than handing them to a thread."""
+MESSAGE_BYTES = 32
+"""About what a template adds to a message."""
+TRUNCATED_TEXT_BYTES = 1024 * 1024
+"""With truncation a text may be longer than the model's limit, up to so much."""
+
+
+class PromptReader:
+    """Tokenizes prompts for requests; one a process."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    async def read(self, request: Any, model: ServedModel, *, deadline: float | None = None) -> "array[int]":
+        """The token ids of a request's checked prompt (a GenerateRequest or TokenizeRequest), truncated if it says so.
+
+        Raises: InvalidRequestError if the template refuses it or it is far too long; DeadlinePassedError.
+        """
+        loop = asyncio.get_running_loop()
+        left = None if deadline is None else deadline - EARLY_SECONDS - loop.time()
+        if left is not None and left <= 0:
+            raise deadline_error("tokenize")
+        size = _num_bytes(request)
+        _check_size(request, model, size)
+        if size + MESSAGE_BYTES * _num_messages(request) <= INLINE_BYTES:
+            return prompt_token_ids(request, model)
+        try:
+            return await asyncio.wait_for(loop.run_in_executor(self._executor, prompt_token_ids, request, model), left)
+        except asyncio.TimeoutError:
+            raise deadline_error("tokenize") from None
+
+
+def prompt_token_ids(request: Any, model: ServedModel) -> "array[int]":
+    """The token ids of a prompt. Cost: O(bytes).
+
+    Raises: InvalidRequestError if the chat template refuses it.
+    """
+    kind = request.WhichOneof("prompt")
+    options = request.prompt_options
+    if kind == "token_ids":
+        token_ids = _last(request.token_ids.ids, options)
+        return array("i", token_ids)
+    if kind == "chat":
+        text = _render(request.chat, options, model)
+        add_special_tokens = options.add_special_tokens if options.HasField("add_special_tokens") else False
+    else:
+        text = request.text
+        add_special_tokens = options.add_special_tokens if options.HasField("add_special_tokens") else True
+    return array("i", _last(model.tokenizer.encode(text, add_special_tokens=add_special_tokens), options))
+
+
+def check_fits(token_ids: "array[int]", field: str, max_tokens: int) -> None:
+    """Raises: InvalidRequestError if the prompt is empty or leaves no room for one output token."""
+    if not token_ids:
+        raise InvalidRequestError.at(field, "the prompt is empty: it has no token")
+    if len(token_ids) + 1 > max_tokens:
+        raise InvalidRequestError.at(
+            field,
+            f"a prompt of {len(token_ids)} tokens and at least one output token need {len(token_ids) + 1} tokens; "
+            f"prompt and output together may have {max_tokens}",
+        )
+
+
+def _render(chat: Any, options: Any, model: ServedModel) -> str:
+    if model.chat_template is None:
+        raise InvalidRequestError.at("chat", f"the model {model.name} has no chat template")
+    continues = options.continue_final_message
+    generation_prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not continues
+    try:
+        return model.chat_template.render(
+            [{"role": message.role, "content": message.content} for message in chat.messages],
+            add_generation_prompt=generation_prompt,
+            continue_final_message=continues,
+            variables={name: json.loads(content) for name, content in chat.template_variables.items()},
+        )
+    except ChatError as error:
+        raise InvalidRequestError.at("chat", str(error)) from None
+
+
+def _last(token_ids: Any, options: Any) -> Any:
+    """The last tokens, if the prompt is to be truncated."""
+    return token_ids[-options.truncate_prompt_tokens :] if options.HasField("truncate_prompt_tokens") else token_ids
+
+
+def _num_messages(request: Any) -> int:
+    return len(request.chat.messages) if request.WhichOneof("prompt") == "chat" else 0
+
+
+def _num_bytes(request: Any) -> int:
+    """Bytes of the prompt's text; what a chat template adds is not counted."""
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return len(request.text.encode())
+    if kind == "chat":
+        return sum(len(message.content.encode()) for message in request.chat.messages)
+    return 0
+
+
+def _check_size(request: Any, model: ServedModel, size: int) -> None:
+    """Raises: InvalidRequestError for what cannot fit whatever its tokens are."""
+    kind = request.WhichOneof("prompt")
+    truncates = request.prompt_options.HasField("truncate_prompt_tokens")
+    limit = max(model.max_prompt_bytes, TRUNCATED_TEXT_BYTES) if truncates else model.max_prompt_bytes
+    if size > limit:
+        raise InvalidRequestError.at(
+            kind, f"{size} bytes are more than {model.max_model_len} tokens can stand for (at most {limit} bytes)"
+        )
+    if kind == "token_ids" and not truncates and len(request.token_ids.ids) + 1 > model.max_model_len:
+        num_tokens = len(request.token_ids.ids)
+        raise InvalidRequestError.at(
+            "token_ids",
+            f"a prompt of {num_tokens} tokens and at least one output token need {num_tokens + 1} tokens; "
+            f"prompt and output together may have {model.max_model_len}",
+        )

@@ -1,0 +1,309 @@
+"""The front's link to the scheduler: one DEALER, one reader task, one writer task.
+
+The reader alone receives, for ever (a cancelled receive would lose a message), and hands tokens and events to the
+requests by key; nothing is queued per token. The writer alone sends: whatever was queued in one turn of the loop goes
+out as one frame. What a request does with its tokens is its own matter (`Sink`).
+
+Sessions: a frame of another session than the known one means that the scheduler restarted: every live request fails,
+the front says hello again. Silence is counted in heartbeats of our own, so that a stopped or starved front does not
+blame the scheduler.
+"""
+
+import asyncio
+import os
+import secrets
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import structlog
+import zmq
+import zmq.asyncio
+from google.protobuf.message import DecodeError
+from pagewire.internal.v1 import front_pb2
+
+from scheduler_svc.columns import ColumnError, read_ints
+from scheduler_svc.front.errors import FrontError, Reason, UnavailableError, error_of_code
+from scheduler_svc.messages import PROTOCOL_VERSION
+
+log = structlog.get_logger("pagewire.front")
+
+HEARTBEAT_SECONDS = 0.5
+MAX_SILENT_HEARTBEATS = 10
+MAX_FRAME_BYTES = 4 * 1024 * 1024
+"""A frame is closed once it is larger; a single prompt may make it larger still."""
+MAX_RECEIVED_BYTES = 256 * 1024 * 1024
+HIGH_WATER_MARK = 1000
+QUERY_SECONDS = 5.0
+
+
+class Sink(Protocol):
+    """A live request, as the link sees it. None of the calls may block or raise."""
+
+    def add_tokens(self, index: int, token_ids: "array[int]") -> None:
+        """New tokens of one output."""
+
+    def apply(self, event: Any) -> None:
+        """A pagewire.internal.v1.RequestEvent."""
+
+    def fail(self, error: FrontError) -> None:
+        """The request ends with this error."""
+
+
+class SchedulerLink:
+    """Connects to the scheduler and keeps the requests that wait for it, by key."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        on_service: Callable[[Any], None],
+        on_lost: Callable[[], None],
+        on_refusal: Callable[[str], None],
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    ) -> None:
+        self._on_service, self._on_lost, self._on_refusal = on_service, on_lost, on_refusal
+        self._heartbeat_seconds = heartbeat_seconds
+        self._front_id = secrets.randbits(64) or 1
+        self._session = 0
+        self._silent = 0
+        self._says_hello = True
+        self._orphans: tuple[int, list[int]] = (0, [])
+        self._next_key = 0
+        self._next_query = 0
+        self._sinks: dict[int, Sink] = {}
+        self._queries: dict[int, asyncio.Future[Any]] = {}
+        self._outgoing: deque[tuple[str, Any, int]] = deque()
+        self._wake = asyncio.Event()
+        self._context = zmq.asyncio.Context()
+        self._socket = self._open(endpoint)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _open(self, endpoint: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_RECEIVED_BYTES)
+        # Frames wait here, where they can still be merged or dropped, not in a pipe to nobody.
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.ROUTING_ID, b"F" + self._front_id.to_bytes(8, "little"))
+        socket.connect(endpoint)
+        return socket
+
+    def start(self) -> None:
+        """Starts the tasks of the link; says hello at once."""
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(part()) for part in (self._read, self._write, self._beat)]
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Ends the link; live requests fail."""
+        self.fail_all(self._gone())
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._socket.close()
+        self._context.term()
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._sinks)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the scheduler answered and is heard."""
+        return self._session != 0
+
+    # Requests
+
+    def submit(self, submit: Any, sink: Sink) -> int:
+        """Sends a new request and returns its key; `sink` hears of it until `forget`."""
+        self._next_key += 1
+        submit.key = self._next_key
+        self._sinks[submit.key] = sink
+        self._queue("submits", submit, submit.ByteSize())
+        return self._next_key
+
+    def forget(self, key: int) -> None:
+        """Nothing more is wanted for the key."""
+        self._sinks.pop(key, None)
+
+    def cancel(self, key: int, *, deadline: bool = False) -> None:
+        """Asks the scheduler to end a request."""
+        self._queue("cancels", front_pb2.Cancel(key=key, deadline=deadline), 16)
+
+    def stop(self, key: int, index: int, num_output_tokens: int) -> None:
+        """Tells that a stop string was completed by that output token."""
+        self._queue("stops", front_pb2.Stop(key=key, index=index, num_output_tokens=num_output_tokens), 24)
+
+    def scanned(self, key: int, index: int) -> None:
+        """Tells that a held ending stands."""
+        self._queue("scanned", front_pb2.Scanned(key=key, index=index), 16)
+
+    async def query(self, **question: Any) -> bytes:
+        """Asks the scheduler; returns the serialized answer.
+
+        Raises: FrontError as the scheduler says, or UnavailableError if it does not answer.
+        """
+        if not self.is_connected:
+            raise self._gone()
+        self._next_query += 1
+        query_id = self._next_query
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._queries[query_id] = future
+        self._queue("queries", front_pb2.Query(query_id=query_id, **question), 300)
+        try:
+            reply = await asyncio.wait_for(future, QUERY_SECONDS)
+        except asyncio.TimeoutError:
+            raise self._gone() from None
+        finally:
+            self._queries.pop(query_id, None)
+        if reply.code:
+            raise error_of_code(reply.code, reason=_query_reason(reply.code), message=reply.message)
+        return bytes(reply.response)
+
+    # Sending
+
+    def _queue(self, field: str, message: Any, size: int) -> None:
+        self._outgoing.append((field, message, size))
+        self._wake.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while (frame := self._next_frame()) is not None:
+                await self._socket.send(frame)
+
+    def _next_frame(self) -> bytes | None:
+        """One frame of what is queued; None if nothing may be sent now."""
+        if self._says_hello:
+            self._says_hello = False
+            hello = front_pb2.FrontHello(protocol_version=PROTOCOL_VERSION, pid=os.getpid())
+            return front_pb2.FrontFrame(front_id=self._front_id, hello=hello).SerializeToString()
+        if not self._outgoing or not self._session:
+            return None
+        frame = front_pb2.FrontFrame(session=self._session, front_id=self._front_id)
+        size = 0
+        while self._outgoing and size < MAX_FRAME_BYTES:
+            field, message, message_size = self._outgoing.popleft()
+            getattr(frame, field).append(message)
+            size += message_size
+        return frame.SerializeToString()
+
+    async def _beat(self) -> None:
+        """Says that we live, and counts how long nothing was heard."""
+        while True:
+            await asyncio.sleep(self._heartbeat_seconds)
+            self._silent += 1
+            if not self._session:
+                self._says_hello = True
+                self._wake.set()
+            elif self._silent > MAX_SILENT_HEARTBEATS:
+                log.error("scheduler_silent")
+                self._lose()
+            elif not self._outgoing:
+                frame = front_pb2.FrontFrame(session=self._session, front_id=self._front_id, heartbeat=True)
+                # Never waits: a scheduler that takes no frames hears of us by those that wait already.
+                if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+                    await self._socket.send(frame.SerializeToString())
+
+    # Receiving
+
+    async def _read(self) -> None:
+        while True:
+            parts = await self._socket.recv_multipart()
+            self._silent = 0
+            try:
+                self._apply(front_pb2.SchedulerToFrontFrame.FromString(parts[-1]))
+            except (DecodeError, ColumnError) as error:
+                log.error("frame_unreadable", error=type(error).__name__)
+
+    def _apply(self, frame: Any) -> None:
+        if frame.HasField("refusal"):
+            self._on_refusal(frame.refusal)
+            return
+        if frame.session != self._session and not self._adopt(frame):
+            return
+        if frame.HasField("service"):
+            self._on_service(frame.service)
+        if frame.HasField("tokens"):
+            self._apply_tokens(frame.tokens)
+        for event in frame.events:
+            sink = self._sinks.get(event.key)
+            if sink is not None:
+                sink.apply(event)
+        for reply in frame.replies:
+            future = self._queries.get(reply.query_id)
+            if future is not None and not future.done():
+                future.set_result(reply)
+
+    def _adopt(self, frame: Any) -> bool:
+        """Takes the session of a frame that answers our hello; says hello to any other."""
+        if self._session:
+            log.warning("scheduler_session_changed")
+            self._lose()
+        if not frame.HasField("service"):
+            self._says_hello = True
+            self._wake.set()
+            return False
+        self._session = frame.session
+        session, keys = self._orphans
+        if session == frame.session:
+            # It was only silent: it still runs the requests that failed here.
+            for key in keys:
+                self.cancel(key)
+        self._wake.set()
+        return True
+
+    def _apply_tokens(self, tokens: Any) -> None:
+        keys = array("Q")
+        keys.frombytes(tokens.keys) if len(tokens.keys) % 8 == 0 else _bad_column()
+        indices = read_ints(tokens.indices, "indices")
+        counts = read_ints(tokens.counts, "counts")
+        token_ids = read_ints(tokens.token_ids, "token_ids")
+        if not len(keys) == len(indices) == len(counts) or sum(counts) != len(token_ids) or min(counts, default=1) < 0:
+            raise ColumnError("the columns of tokens do not fit one another")
+        start = 0
+        sinks = self._sinks
+        for key, index, count in zip(keys, indices, counts, strict=True):
+            sink = sinks.get(key)
+            if sink is not None:
+                sink.add_tokens(index, token_ids[start : start + count])
+            start += count
+
+    def _lose(self) -> None:
+        """Forgets the session: live requests fail, the front says hello again."""
+        self._orphans = (self._session, list(self._sinks))
+        self._session = 0
+        self._silent = 0
+        self._on_lost()
+        self.fail_all(self._gone())
+        # What the failed requests queued belongs to the old session too.
+        self._outgoing.clear()
+        self._says_hello = True
+        self._wake.set()
+
+    def fail_all(self, error: FrontError) -> None:
+        """Every live request and question ends with this error."""
+        for sink in list(self._sinks.values()):
+            sink.fail(error)
+        for future in self._queries.values():
+            if not future.done():
+                future.set_exception(error)
+
+    def _gone(self) -> FrontError:
+        return UnavailableError("the scheduler cannot be reached", reason=Reason.SCHEDULER_LOST.value, retry_ms=1000)
+
+
+def _bad_column() -> None:
+    raise ColumnError("keys: no whole number of uint64 values")
+
+
+def _query_reason(code: int) -> str:
+    return Reason.REQUEST_NOT_FOUND.value if code == 5 else ""

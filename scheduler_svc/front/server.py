@@ -1,0 +1,189 @@
+"""The front's gRPC servers and everything behind them, put together and taken apart.
+
+The public server has the services callers use; the internal one (loopback) has AdminService besides. Both answer
+health and reflection. Limits are in the application, not in `maximum_concurrent_rpcs`, which would refuse health too.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha._async import ReflectionServicer
+from pagewire.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    cache_pb2,
+    cache_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+)
+
+from scheduler_svc.front.admin import AdminService
+from scheduler_svc.front.cache import CacheService
+from scheduler_svc.front.errors import Reason, UnavailableError
+from scheduler_svc.front.generation import GenerationService
+from scheduler_svc.front.health import Health
+from scheduler_svc.front.in_flight import InFlight
+from scheduler_svc.front.models import ModelService
+from scheduler_svc.front.scheduler_link import HEARTBEAT_SECONDS, SchedulerLink
+from scheduler_svc.front.service_state import ServiceState
+from scheduler_svc.front.status_interceptor import StatusInterceptor
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+TOKENIZER_THREADS = 2
+STOP_SECONDS = 1.0
+
+GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+MODEL = model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
+CACHE = cache_pb2.DESCRIPTOR.services_by_name["CacheService"].full_name
+ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontOptions:
+    """How a front is set up. A port of None: no such server; 0: any free one."""
+
+    front_endpoint: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    internal_port: int | None = None
+    internal_host: str = "127.0.0.1"
+    reuse_port: bool = False
+    slow_reader_seconds: float = 30.0
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
+
+
+class PortInUseError(Exception):
+    """A server cannot listen; the text is for people."""
+
+
+class Front:
+    """One front: link, services and servers."""
+
+    def __init__(self, options: FrontOptions, *, on_refusal: Callable[[str], None] = lambda reason: None) -> None:
+        self._options = options
+        self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._state = ServiceState(self._executor)
+        self.in_flight = InFlight()
+        self._health = Health((GENERATION, MODEL, CACHE, ADMIN))
+        self.link = SchedulerLink(
+            options.front_endpoint,
+            on_service=self._state.update,
+            on_lost=self._state.lost,
+            on_refusal=on_refusal,
+            heartbeat_seconds=options.heartbeat_seconds,
+        )
+        self._servers: list[Any] = []
+        self.port = 0
+        self.internal_port = 0
+
+    async def start(self) -> None:
+        """Binds the ports and starts to serve.
+
+        Raises: PortInUseError.
+        """
+        options = self._options
+        public = self._server(internal=False)
+        self.port = _listen(public, options.host, options.port)
+        if options.internal_port is not None:
+            internal = self._server(internal=True)
+            self.internal_port = _listen(internal, options.internal_host, options.internal_port)
+        self._state.listen(self._health.set_serving)
+        for server in self._servers:
+            await server.start()
+        self.link.start()
+
+    async def stop(self, seconds: float) -> None:
+        """Takes no more requests, gives the running ones so long, then ends everything. Idempotent."""
+        self._state.stop()
+        await self._health.close()
+        if not await self.in_flight.wait_idle(seconds):
+            self.link.fail_all(UnavailableError("the server stops", reason=Reason.SHUTDOWN.value, retry_ms=1000))
+            await self.in_flight.wait_idle(STOP_SECONDS)
+        servers, self._servers = self._servers, []
+        for server in servers:
+            await server.stop(STOP_SECONDS / 4)
+        await self._state.close()
+        await self._health.close()
+        await self.link.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _server(self, *, internal: bool) -> Any:
+        """A server with its services, not listening yet."""
+        server = grpc.aio.server(
+            interceptors=[StatusInterceptor()], options=server_options(self._options.reuse_port and not internal)
+        )
+        generation = GenerationService(
+            self._state,
+            self.link,
+            self._executor,
+            self.in_flight,
+            slow_reader_seconds=self._options.slow_reader_seconds,
+        )
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._state), server)
+        cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheService(), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
+        names = [GENERATION, MODEL, CACHE, HEALTH]
+        if internal:
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self.link), server)
+            names.append(ADMIN)
+        _add_reflection(server, [*names, reflection.SERVICE_NAME])
+        self._servers.append(server)
+        return server
+
+
+def server_options(reuse_port: bool) -> list[tuple[str, Any]]:
+    """Channel arguments of both servers."""
+    return [
+        ("grpc.so_reuseport", int(reuse_port)),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_metadata_size", 16 * 1024),
+        ("grpc.absolute_max_metadata_size", 32 * 1024),
+        ("grpc.max_concurrent_streams", 1000),
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Lets clients ping during a silent prefill; without it they are told `too_many_pings`.
+        ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+        ("grpc.http2.max_ping_strikes", 5),
+    ]
+
+
+def _listen(server: Any, host: str, port: int) -> int:
+    """Binds a server and returns its port.
+
+    Raises: PortInUseError.
+    """
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound = int(server.add_insecure_port(address))
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise PortInUseError(f"cannot listen on {address}; is the port in use?")
+    return bound
+
+
+def _add_reflection(server: Any, names: list[str]) -> None:
+    """Reflection as v1alpha and, with the same messages, as v1."""
+    servicer = ReflectionServicer(service_names=names)
+    add_servicer: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
+    add_servicer(servicer, server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(REFLECTION_V1, {"ServerReflectionInfo": handler}),)
+    )

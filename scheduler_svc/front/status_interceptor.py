@@ -1,0 +1,104 @@
+"""The outermost interceptor: whatever a handler raises becomes exactly one gRPC status.
+
+Why it must exist: grpc.aio sends the text of unknown exceptions to the client, and sends nothing at all when a handler
+raises CancelledError although nobody cancelled the call, so that the client waits for ever.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import structlog
+from grpc.aio import AbortError, ServicerContext
+
+from scheduler_svc.front.errors import FrontError, InternalError
+
+log = structlog.get_logger("pagewire.front")
+
+ABORT_SECONDS = 5.0
+"""A client that reads nothing cannot take its status either; its call is dropped after so long."""
+
+Handler = Callable[[Any, Any], Any]
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]]
+
+
+class StatusInterceptor(grpc.aio.ServerInterceptor):
+    """Maps errors to statuses for every method of a server."""
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        handler = await continuation(handler_call_details)
+        return None if handler is None else _wrapped(handler, str(handler_call_details.method))
+
+
+def _wrapped(handler: Any, method: str) -> "grpc.RpcMethodHandler[Any, Any]":
+    """The same method with its handler guarded."""
+    kinds = {
+        (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+        (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+        (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+        (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+    }
+    name, make = kinds[(bool(handler.request_streaming), bool(handler.response_streaming))]
+    inner: Handler = getattr(handler, name)
+    guarded = _guarded_stream(inner, method) if handler.response_streaming else _guarded_unary(inner, method)
+    make_any: Any = make
+    wrapped: grpc.RpcMethodHandler[Any, Any] = make_any(
+        guarded,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+    return wrapped
+
+
+def _guarded_unary(inner: Handler, method: str) -> Handler:
+    async def call(request: Any, context: ServicerContext[Any, Any]) -> Any:
+        try:
+            return await inner(request, context)
+        except (Exception, asyncio.CancelledError) as error:
+            await _end(error, context, method)
+
+    return call
+
+
+def _guarded_stream(inner: Handler, method: str) -> Handler:
+    async def call(request: Any, context: ServicerContext[Any, Any]) -> None:
+        try:
+            result = inner(request, context)
+            if hasattr(result, "__aiter__"):
+                async for response in result:
+                    await context.write(response)
+            else:
+                await result
+        except (Exception, asyncio.CancelledError) as error:
+            await _end(error, context, method)
+
+    return call
+
+
+async def _end(error: BaseException, context: ServicerContext[Any, Any], method: str) -> None:
+    """Ends the call with the status of `error`; re-raises what grpc.aio itself must see."""
+    if isinstance(error, AbortError):
+        raise error
+    if isinstance(error, asyncio.CancelledError):
+        if context.cancelled() or context.done():
+            raise error
+        log.warning("handler_cancelled", method=method)
+        error = InternalError()
+    if not isinstance(error, FrontError):
+        # The text of an unknown exception may hold parts of a prompt: its type and place must do.
+        log.error("handler_failed", method=method, error=type(error).__name__, where=_place(error))
+        error = InternalError()
+    await asyncio.wait_for(
+        context.abort(error.code, error.to_status().message, trailing_metadata=error.trailers()), ABORT_SECONDS
+    )
+
+
+def _place(error: BaseException) -> str:
+    """File and line where an exception was raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""

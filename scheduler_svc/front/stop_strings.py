@@ -1,0 +1,129 @@
+"""Finds stop strings in text that arrives in pieces.
+
+The rule: the occurrence that is *complete* first wins; of those completed by the same character, the one that started
+earliest (the longest). So the answer depends on the text alone: not on how it was cut into pieces, nor on the order of
+the list. Text that could still become a stop string is held back; text behind a match never comes out.
+
+The matcher is an Aho-Corasick automaton: its state is the longest suffix of the text that begins a stop string, hence
+`depth[state]` characters are held back. Cost: O(characters); at the root a compiled character class skips ahead in C.
+"""
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A stop string was found."""
+
+    stop: str
+    """Which."""
+    num_chars: int
+    """Characters of the whole text up to and with its last one."""
+
+
+class StopStrings:
+    """The automaton of one request; shared by its outputs, never changed."""
+
+    __slots__ = ("_first", "depth", "edges", "found", "links")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """`stops`: at least one, none empty. Cost: O(characters of all)."""
+        self.edges: list[dict[str, int]] = [{}]
+        self.depth: list[int] = [0]
+        self.links: list[int] = [0]
+        self.found: list[str | None] = [None]
+        for stop in stops:
+            self._add(stop)
+        self._link()
+        self._first = re.compile("[" + "".join(re.escape(first) for first in self.edges[0]) + "]")
+
+    def _add(self, stop: str) -> None:
+        state = 0
+        for char in stop:
+            following = self.edges[state].get(char)
+            if following is None:
+                following = len(self.edges)
+                self.edges[state][char] = following
+                self.edges.append({})
+                self.depth.append(self.depth[state] + 1)
+                self.links.append(0)
+                self.found.append(None)
+            state = following
+        self.found[state] = stop
+
+    def _link(self) -> None:
+        """Breadth first: each state's longest proper suffix that is a state too."""
+        waiting = deque(self.edges[0].values())
+        while waiting:
+            state = waiting.popleft()
+            if self.found[state] is None:
+                self.found[state] = self.found[self.links[state]]
+            for char, child in self.edges[state].items():
+                self.links[child] = self.step(self.links[state], char)
+                waiting.append(child)
+
+    def step(self, state: int, char: str) -> int:
+        """The state after one more character."""
+        while True:
+            following = self.edges[state].get(char)
+            if following is not None:
+                return following
+            if state == 0:
+                return 0
+            state = self.links[state]
+
+    def next_start(self, text: str, position: int) -> int:
+        """Where the next character that begins a stop string stands; the text's length if nowhere."""
+        hit = self._first.search(text, position)
+        return len(text) if hit is None else hit.start()
+
+
+class StopMatcher:
+    """Where one output stands in its search."""
+
+    __slots__ = ("_held", "_num_chars", "_state", "_stops")
+
+    def __init__(self, stops: StopStrings) -> None:
+        self._stops = stops
+        self._state = 0
+        self._held = ""
+        self._num_chars = 0
+
+    def copy(self) -> "StopMatcher":
+        """An independent matcher at the same place. Cost: O(1)."""
+        twin = StopMatcher(self._stops)
+        twin._state, twin._held, twin._num_chars = self._state, self._held, self._num_chars
+        return twin
+
+    def feed(self, text: str, *, include_stop: bool) -> tuple[str, Match | None]:
+        """Takes more text; returns what may be sent now, and the match that ends the output."""
+        stops, state, position, end = self._stops, self._state, 0, len(text)
+        while position < end:
+            if state == 0:
+                position = stops.next_start(text, position)
+                if position == end:
+                    break
+            state = stops.step(state, text[position])
+            position += 1
+            stop = stops.found[state]
+            if stop is not None:
+                return self._matched(text[:position], stop, include_stop)
+        self._state = state
+        self._num_chars += end
+        window = self._held + text
+        keep = len(window) - stops.depth[state]
+        self._held = window[keep:]
+        return window[:keep], None
+
+    def _matched(self, text: str, stop: str, include_stop: bool) -> tuple[str, Match]:
+        window = self._held + text
+        self._held = ""
+        return window if include_stop else window[: len(window) - len(stop)], Match(stop, self._num_chars + len(text))
+
+    def flush(self) -> str:
+        """The text held back, once it is sure that nothing follows."""
+        held, self._held, self._state = self._held, "", 0
+        return held

@@ -1,0 +1,102 @@
+"""Writes a live request's events to its caller, each message as soon as the one before has gone.
+
+The first token goes out at once; while a write is under way everything new merges in the request's slots. A caller
+that does not read blocks a write: after `slow_reader_seconds`, or with too much unread, the request ends
+RESOURCE_EXHAUSTED.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pagewire.v1 import generation_pb2
+
+from scheduler_svc.front.endings import slow_reader_error
+from scheduler_svc.front.errors import FrontError
+from scheduler_svc.front.live_request import LiveRequest
+
+HEARTBEAT_SECONDS = 5.0
+
+Write = Callable[[Any], Awaitable[None]]
+
+
+class SlowReaderGuard:
+    """Bounds how long one write may take, without a task or a wrapper a message: it cancels the writing task.
+
+    The interruption is told from the caller's own cancellation by `error`.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._task = asyncio.current_task()
+        self.error: FrontError | None = None
+
+    async def write(self, write: Write, message: Any) -> None:
+        """Writes one message.
+
+        Raises: FrontError if the caller does not take it in time, or `interrupt` was called meanwhile.
+        """
+        timer = asyncio.get_running_loop().call_later(self._seconds, self.interrupt, slow_reader_error())
+        try:
+            await write(message)
+        except asyncio.CancelledError:
+            if self.error is None:
+                raise
+            raise self.error from None
+        finally:
+            timer.cancel()
+
+    def interrupt(self, error: FrontError) -> None:
+        """Ends the write under way with an error."""
+        if self.error is None and self._task is not None:
+            self.error = error
+            self._task.cancel()
+
+
+class StreamWriter:
+    """Streams one request."""
+
+    def __init__(self, live: LiveRequest, write: Write, *, slow_reader_seconds: float, heartbeats: bool) -> None:
+        self._live = live
+        self._write = write
+        self._guard = SlowReaderGuard(slow_reader_seconds)
+        self._heartbeats = heartbeats
+        self._last_write = 0.0
+
+    async def run(self) -> None:
+        """Returns when the summary is written.
+
+        Raises: FrontError if the request ended with one.
+        """
+        live, loop = self._live, asyncio.get_running_loop()
+        live.on_failure = self._on_failure
+        while not live.is_taken:
+            until = loop.time() + HEARTBEAT_SECONDS if self._heartbeats else None
+            if not await live.wait(until):
+                await self._send(generation_pb2.GenerateResponse(request_id=live.request_id, heartbeat={}))
+                continue
+            await self._hold_back()
+            for event in live.take():
+                await self._send(event)
+
+    async def _hold_back(self) -> None:
+        """Waits until as much time has passed since the last message as the caller allows."""
+        live, loop = self._live, asyncio.get_running_loop()
+        if not live.max_delay_seconds or not self._last_write:
+            return
+        until = self._last_write + live.max_delay_seconds
+        while not live.is_over and loop.time() < until:
+            await live.wait(until)
+
+    async def _send(self, message: Any) -> None:
+        self._live.reader.is_blocked = True
+        try:
+            await self._guard.write(self._write, message)
+        finally:
+            self._live.reader.is_blocked = False
+        self._last_write = asyncio.get_running_loop().time()
+
+    def _on_failure(self, error: FrontError) -> None:
+        """The request failed: a write that waits for its reader must not hold the status back."""
+        if self._live.reader.is_blocked:
+            self._guard.interrupt(error)

@@ -1,0 +1,214 @@
+"""Checks every field of a request, without looking at the service: all violations at once.
+
+A field that the contract has and this server does not serve yet is refused, never ignored; its neutral value is
+accepted. Paths are relative to GenerateRequest (for Tokenize and others, to their own request). Ranges are those of
+the proto's comments. NaN fails every range, because each check asks whether the value lies inside.
+"""
+
+import json
+from typing import Any
+
+from scheduler_svc.front.errors import MAX_VIOLATIONS, Violation
+from scheduler_svc.front.served_model import ServedModel
+
+MAX_ID_BYTES = 256
+MAX_OUTPUTS = 16
+MAX_STOPS = 16
+MAX_STOP_BYTES = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_DELAY_MS = 10_000
+MAX_SALT_BYTES = 256
+MAX_VARIABLES = 64
+MAX_VARIABLE_BYTES = 65_536
+MAX_ROLE_BYTES = 64
+MAX_ONCE_TOKENS = 1_048_576
+"""Most tokens of all outputs of a GenerateOnce, so that its answer stays below 16 MiB."""
+LONGEST_MS = 2**53
+UNSUPPORTED = "not supported by this server yet"
+RESERVED_VARIABLES = frozenset({"messages", "add_generation_prompt", "self", "raise_exception", "strftime_now"})
+
+
+class Violations:
+    """Collects what is wrong; keeps the first few and counts on."""
+
+    def __init__(self) -> None:
+        self.found: list[Violation] = []
+
+    def add(self, field: str, description: str) -> None:
+        """One field is at fault. More than can be told are not kept."""
+        if len(self.found) < 2 * MAX_VIOLATIONS:
+            self.found.append(Violation(field, description))
+
+    def unless(self, ok: bool, field: str, description: str) -> None:
+        """Adds a violation unless `ok`."""
+        if not ok:
+            self.add(field, description)
+
+
+def check_request(request: Any, model: ServedModel) -> list[Violation]:
+    """What is wrong with the fields of a GenerateRequest."""
+    bad = Violations()
+    _check_request_id(request.request_id, bad)
+    kind = request.WhichOneof("prompt")
+    check_prompt(request, kind, model, bad)
+    _check_options(request.prompt_options, kind, request, bad)
+    _check_sampling(request.sampling, bad)
+    _check_stop(request.stop, model, bad)
+    _check_output(request.output, bad)
+    _check_scheduling(request.scheduling, bad)
+    if request.structured.WhichOneof("constraint") is not None:
+        bad.add(f"structured.{request.structured.WhichOneof('constraint')}", UNSUPPORTED)
+    bad.unless(not request.adapter, "adapter", UNSUPPORTED)
+    return bad.found
+
+
+def check_tokenize(request: Any, model: ServedModel) -> list[Violation]:
+    """What is wrong with the fields of a TokenizeRequest."""
+    bad = Violations()
+    kind = request.WhichOneof("prompt")
+    check_prompt(request, kind, model, bad)
+    _check_options(request.prompt_options, kind, request, bad)
+    return bad.found
+
+
+def check_prompt(request: Any, kind: str | None, model: ServedModel, bad: Violations) -> None:
+    """The prompt as far as it can be judged before tokenizing."""
+    if kind is None:
+        bad.add("prompt", "one of text, token_ids and chat must be set")
+    elif kind == "chat":
+        _check_chat(request.chat, model, bad)
+    elif kind == "token_ids":
+        _check_token_ids(request, model, bad)
+
+
+def check_ids(field: str, token_ids: Any, vocab_size: int, bad: Violations) -> None:
+    """Each id lies in the vocabulary; the first that does not is named."""
+    if len(token_ids) and max(token_ids) >= vocab_size:
+        place = next(place for place, token_id in enumerate(token_ids) if token_id >= vocab_size)
+        bad.add(f"{field}[{place}]", f"{token_ids[place]} is no token id; they are below {vocab_size}")
+
+
+def _check_request_id(request_id: str, bad: Violations) -> None:
+    bad.unless(
+        len(request_id) <= MAX_ID_BYTES and all(" " <= char <= "~" for char in request_id),
+        "request_id",
+        f"must be printable ASCII of at most {MAX_ID_BYTES} bytes",
+    )
+
+
+def _check_token_ids(request: Any, model: ServedModel, bad: Violations) -> None:
+    token_ids = request.token_ids.ids
+    options = request.prompt_options
+    if options.HasField("truncate_prompt_tokens"):
+        # What truncation drops is not looked at: a prompt may hold millions of ids.
+        kept = options.truncate_prompt_tokens
+        token_ids = token_ids[-kept:] if 0 < kept <= model.max_model_len else []
+    elif len(token_ids) + 1 > model.max_model_len:
+        return
+    check_ids("token_ids.ids", token_ids, model.vocab_size, bad)
+
+
+def _check_chat(chat: Any, model: ServedModel, bad: Violations) -> None:
+    if model.chat_template is None:
+        bad.add("chat", f"the model {model.name} has no chat template; send text or token_ids")
+    bad.unless(len(chat.messages) > 0, "chat.messages", "must hold at least one message")
+    if len(chat.messages) > model.max_model_len:
+        bad.add(
+            "chat.messages", f"{len(chat.messages)} messages are more than the limit of {model.max_model_len} tokens"
+        )
+    else:
+        for place, message in enumerate(chat.messages):
+            if not 0 < len(message.role.encode()) <= MAX_ROLE_BYTES:
+                bad.add(f"chat.messages[{place}].role", f"must have 1 to {MAX_ROLE_BYTES} bytes")
+    _check_variables(chat.template_variables, bad)
+
+
+def _check_variables(variables: Any, bad: Violations) -> None:
+    field = "chat.template_variables"
+    if len(variables) > MAX_VARIABLES or sum(map(len, variables.values())) > MAX_VARIABLE_BYTES:
+        bad.add(field, f"at most {MAX_VARIABLES} variables of {MAX_VARIABLE_BYTES} characters in all")
+        return
+    for name, content in variables.items():
+        path = f"{field}[{name[:64]}]"
+        if not name.isidentifier() or name.startswith("_") or name in RESERVED_VARIABLES:
+            bad.add(path, "must be an identifier that is not reserved and does not begin with an underscore")
+        try:
+            json.loads(content)
+        except (ValueError, RecursionError):
+            bad.add(path, "the value must be JSON")
+
+
+def _check_options(options: Any, kind: str | None, request: Any, bad: Violations) -> None:
+    if options.HasField("truncate_prompt_tokens"):
+        bad.unless(options.truncate_prompt_tokens >= 1, "prompt_options.truncate_prompt_tokens", "must be at least 1")
+    if options.continue_final_message:
+        field = "prompt_options.continue_final_message"
+        bad.unless(kind == "chat", field, "needs a chat")
+        if kind == "chat" and request.chat.add_generation_prompt:
+            bad.add(field, "excludes chat.add_generation_prompt")
+
+
+def _check_sampling(sampling: Any, bad: Violations) -> None:
+    if sampling.HasField("temperature"):
+        bad.unless(0.0 <= sampling.temperature <= 100.0, "sampling.temperature", "must lie in [0, 100]")
+    if sampling.HasField("top_p"):
+        bad.unless(0.0 < sampling.top_p <= 1.0, "sampling.top_p", "must lie in (0, 1]")
+    if sampling.HasField("top_k"):
+        bad.unless(sampling.top_k < 2**31, "sampling.top_k", "must be below 2147483648")
+    if sampling.HasField("min_p"):
+        bad.unless(0.0 <= sampling.min_p < 1.0, "sampling.min_p", "must lie in [0, 1)")
+    for name, low, high, neutral in (
+        ("frequency_penalty", -2.0, 2.0, 0.0),
+        ("presence_penalty", -2.0, 2.0, 0.0),
+        ("repetition_penalty", 0.0, 10.0, 1.0),
+    ):
+        _check_penalty(sampling, name, low, high, neutral, bad)
+    bad.unless(not any(bias != 0.0 for bias in sampling.logit_bias.values()), "sampling.logit_bias", UNSUPPORTED)
+    bad.unless(not sampling.allowed_token_ids, "sampling.allowed_token_ids", UNSUPPORTED)
+    bad.unless(not sampling.bad_words, "sampling.bad_words", UNSUPPORTED)
+
+
+def _check_penalty(sampling: Any, name: str, low: float, high: float, neutral: float, bad: Violations) -> None:
+    if not sampling.HasField(name):
+        return
+    value, field = getattr(sampling, name), f"sampling.{name}"
+    inside = low <= value <= high and not (name == "repetition_penalty" and value == 0.0)
+    if not inside:
+        bad.add(field, f"must lie in {'(' if name == 'repetition_penalty' else '['}{low:g}, {high:g}]")
+    elif value != neutral:
+        bad.add(field, UNSUPPORTED)
+
+
+def _check_stop(stop: Any, model: ServedModel, bad: Violations) -> None:
+    if stop.HasField("max_tokens"):
+        bad.unless(stop.max_tokens >= 1, "stop.max_tokens", "must be at least 1")
+    bad.unless(stop.min_tokens == 0, "stop.min_tokens", UNSUPPORTED)
+    if len(stop.stop) > MAX_STOPS:
+        bad.add("stop.stop", f"at most {MAX_STOPS} stop strings")
+    else:
+        for place, text in enumerate(stop.stop):
+            if not 0 < len(text.encode()) <= MAX_STOP_BYTES:
+                bad.add(f"stop.stop[{place}]", f"must have 1 to {MAX_STOP_BYTES} bytes")
+    if len(stop.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        bad.add("stop.stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids")
+    else:
+        check_ids("stop.stop_token_ids", stop.stop_token_ids, model.vocab_size, bad)
+
+
+def _check_output(output: Any, bad: Violations) -> None:
+    if output.HasField("n"):
+        bad.unless(1 <= output.n <= MAX_OUTPUTS, "output.n", f"must lie in [1, {MAX_OUTPUTS}]")
+    bad.unless(not output.HasField("logprobs"), "output.logprobs", UNSUPPORTED)
+    bad.unless(not output.HasField("prompt_logprobs"), "output.prompt_logprobs", UNSUPPORTED)
+    bad.unless(output.max_delay_ms <= MAX_DELAY_MS, "output.max_delay_ms", f"must be at most {MAX_DELAY_MS}")
+
+
+def _check_scheduling(scheduling: Any, bad: Violations) -> None:
+    bad.unless(
+        len(scheduling.cache_salt.encode()) <= MAX_SALT_BYTES,
+        "scheduling.cache_salt",
+        f"must have at most {MAX_SALT_BYTES} bytes",
+    )
+    if scheduling.HasField("time_limit_ms"):
+        bad.unless(1 <= scheduling.time_limit_ms <= LONGEST_MS, "scheduling.time_limit_ms", "must be at least 1")
+    bad.unless(scheduling.resume_grace_ms == 0, "scheduling.resume_grace_ms", UNSUPPORTED)
