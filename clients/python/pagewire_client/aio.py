@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from pagewire.v1.model_pb2_grpc import ModelServiceStub
 from . import convert
 from .channel import Tls, call_metadata, channel_options, health_number, health_request
 from .client import DEFAULT_TARGET, read_timeout, tokenize_request
-from .errors import from_rpc_error
+from .errors import RequestCancelledError, from_rpc_error
 from .joining import Joiner
 from .options import GenerateOptions, Messages, Prompt, chat_request, text_request
 from .results import Event, Generation, HealthStatus, Load, Model
@@ -34,6 +35,7 @@ class AsyncStream:
     def __init__(self, call: Any) -> None:
         self._call = call
         self._joiner = Joiner()
+        self._is_cancelled = False
         self.request_id = ""
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -53,6 +55,11 @@ class AsyncStream:
                     return event
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
+        except asyncio.CancelledError:
+            # grpc.aio raises this also when the call, not the task, was cancelled.
+            if not self._is_cancelled:
+                raise
+            raise RequestCancelledError("the request was cancelled", code=grpc.StatusCode.CANCELLED) from None
 
     async def join(self) -> Generation:
         """Reads the rest and returns the whole, what was already iterated over included."""
@@ -61,7 +68,8 @@ class AsyncStream:
         return self._joiner.result(self.request_id)
 
     def cancel(self) -> None:
-        """Cancels the request. Does nothing after the end."""
+        """Cancels the request; iterating further raises RequestCancelledError. Does nothing after the end."""
+        self._is_cancelled = True
         self._call.cancel()
 
     async def __aenter__(self) -> Self:

@@ -49,8 +49,9 @@ class _Worker:
 class LocalStack:
     """A scheduler and workers on this machine; a context manager.
 
-    ``target`` is where clients connect, ``internal_target`` where ``Client.load`` asks. ``on_line`` gets (child
-    name, line) for all the children write, ``on_event`` one line for every exit and restart after the start.
+    ``target`` is where clients connect, ``internal_target`` where ``Client.load`` asks. ``on_line`` gets (child name,
+    line) for all the children write, ``on_event`` one line for every exit and restart after the start. At a stop the
+    scheduler has ``drain_seconds``, then each worker ``stop_seconds``, before it is killed.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class LocalStack:
         private_directory: Path | None = None,
         start_seconds: float = 300.0,
         drain_seconds: float = 40.0,
+        stop_seconds: float = 10.0,
         make_restarts: Callable[[], Restarts] = Restarts,
         on_line: Callable[[str, str], None] | None = None,
         on_event: Callable[[str], None] | None = None,
@@ -74,6 +76,7 @@ class LocalStack:
         self._private_directory = private_directory
         self._start_seconds = start_seconds
         self._drain_seconds = drain_seconds
+        self._stop_seconds = stop_seconds
         self._on_line = on_line
         self._on_event = on_event
         self._scheduler: Child | None = None
@@ -217,9 +220,9 @@ class LocalStack:
         scheduler = [self._scheduler] if self._scheduler is not None else []
         if drain:
             self._end(scheduler, self._drain_seconds)
-            self._end(workers, 10.0)
+            self._end(workers, self._stop_seconds)
         else:
-            self._end([*scheduler, *workers], 5.0)
+            self._end([*scheduler, *workers], self._stop_seconds)
 
     def _end(self, children: Sequence[Child], seconds: float) -> None:
         """SIGTERM, wait, SIGKILL."""

@@ -134,13 +134,13 @@ def _live(rows: list[_Row]) -> Group:
 
 
 def _result_table(rows: list[_Row]) -> Table:
-    table = Table("request", "prompt tokens", "cached tokens", "output tokens", "TTFT s", "tokens/s")
+    table = Table("request", "prompt", "cached", "output", "TTFT", "tokens/s", caption="prompt, cached, output: tokens")
     for row in rows:
         if row.summary is not None:
             usage, timings = row.summary.usage, row.summary.timings
             counts = (str(usage.prompt_tokens), str(usage.cached_tokens), str(usage.output_tokens))
             speed = f"{rate(usage.output_tokens, timings.decode_seconds):.1f}"
-            table.add_row(row.question, *counts, f"{row.first_token_seconds or 0.0:.2f}", speed)
+            table.add_row(row.question, *counts, f"{row.first_token_seconds or 0.0:.2f} s", speed)
     return table
 
 

@@ -40,10 +40,10 @@ class Given:
     argument: str | None = None
     is_off: bool = False
 
-    def words(self) -> list[str]:
-        """The words to pass on."""
+    def word(self) -> str:
+        """The word to pass on; one, so that a value may begin with a dash."""
         name = f"--no-{self.flag.name}" if self.is_off else f"--{self.flag.name}"
-        return [name] if self.argument is None else [name, self.argument]
+        return name if self.argument is None else f"{name}={self.argument}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Parsed:
         """The words of all flags of a role, but for those left out by name."""
         skipped = set(leave_out)
         chosen = [given for given in self.given if role in given.flag.roles and given.flag.name not in skipped]
-        return [word for given in chosen for word in given.words()]
+        return [given.word() for given in chosen]
 
 
 def _flags(roles: Iterable[Role], rows: dict[str, str], switches: Iterable[str] = ()) -> list[Flag]:
@@ -77,9 +77,7 @@ FLAGS: tuple[Flag, ...] = (
             "max-num-batched-tokens": "most tokens a step (default 8192, on a CPU 512)",
             "max-num-seqs": "most requests running at once, a worker (default 256, on a CPU 64)",
             "max-model-len": "largest prompt and output together (default: the model's)",
-            "zmq-curve-dir": "directory with CURVE keys, for workers on other hosts",
             "log-format": "text or json",
-            "otlp-endpoint": "where traces are sent; off unless set",
             "config": "YAML file with any of these settings",
         },
     ),
@@ -89,23 +87,16 @@ FLAGS: tuple[Flag, ...] = (
             "host": "address to listen on (default 127.0.0.1)",
             "port": "public port (default 50051)",
             "internal-port": "loopback port for operators (default 50052)",
-            "health-port": "port on any interface that answers health only",
             "front-processes": "number of front processes (default 1)",
             "metrics-port": "Prometheus port (default 9464)",
             "worker-endpoint": "where workers connect (default: a socket in the state directory)",
             "enable-prefix-caching": "reuse computed prefixes (default on)",
             "long-prefill-token-threshold": "prompts longer than this are chunked further",
             "max-queued-requests": "most requests waiting",
-            "max-queued-tokens": "most prompt tokens waiting",
-            "scheduling-policy": "name of the scheduling policy",
             "slow-reader-seconds": "a reader without progress for so long is cut off (default 30)",
             "worker-lost-seconds": "requests of a lost worker wait so long for another (default 5)",
             "worker-timeout-seconds": "a silent worker is given up after so long (default 3)",
             "drain-seconds": "running requests may take so long at a stop (default 30)",
-            "tls-cert": "PEM certificate chain",
-            "tls-key": "PEM private key",
-            "tls-client-ca": "PEM roots for client certificates",
-            "auth-tokens-file": "file with accepted tokens",
             "allow-unauthenticated": "allow a non-loopback host without authentication",
             "prefix-hash-key-file": "file with the page hash key (default: one in the state directory)",
             "state-dir": "directory for sockets and keys",
@@ -123,13 +114,11 @@ FLAGS: tuple[Flag, ...] = (
             "gpu-memory-utilization": "share of the GPU's memory to use (default 0.9)",
             "kv-cache-memory-bytes": "size of the KV cache, instead of a share",
             "quantization": "quantization of the checkpoint (default: detected)",
-            "quantization-prefill": "how quantized weights are used for long prompts (default auto)",
-            "batch-invariant": "same tokens whatever else runs, at some cost (default off)",
             "tensor-parallel-size": "GPUs a worker (default 1)",
+            "kernels": "kernel set: auto, triton, cpu or reference (default auto)",
             "cpu-threads": "threads on a CPU (default: measured)",
             "served-model-name": "name requests use (default: from the model's path)",
         },
-        switches=("batch-invariant",),
     ),
     *_flags((Role.LAUNCHER,), {"num-workers": "workers to start (default 1)"}),
 )
@@ -166,13 +155,19 @@ def _parse_flag(word: str, rest: list[str], flags: dict[str, Flag]) -> Given:
         flag = None
     if flag is None or not word.startswith("--"):
         raise UsageError(f"unknown flag {word.partition('=')[0]}{nearest(name, flags, prefix='--')}")
+    if flag.is_switch:
+        return Given(flag=flag, is_off=has_value and not _is_on(name, argument))
     if has_value:
         return Given(flag=flag, argument=argument)
-    if flag.is_switch:
-        return Given(flag=flag)
     if not rest:
         raise UsageError(f"--{name} needs a value: {flag.help}")
     return Given(flag=flag, argument=rest.pop(0))
+
+
+def _is_on(name: str, argument: str) -> bool:
+    if argument.lower() not in ("true", "false", "1", "0"):
+        raise UsageError(f"--{name} {argument}: must be true or false")
+    return argument.lower() in ("true", "1")
 
 
 def help_text(*roles: Role) -> str:

@@ -40,7 +40,8 @@ def serve(context: typer.Context) -> None:
     parsed = parse(context.args, flags_of(*Role), takes_model=True)
     settings = serve_settings(parsed)
     _check_port(settings.host, settings.port, "port")
-    _check_port("127.0.0.1", settings.internal_port, "internal-port")
+    if settings.internal_port:
+        _check_port("127.0.0.1", settings.internal_port, "internal-port")
     model = local_model(settings.model)
     places = ["--host", settings.host, "--port", str(settings.port), "--internal-port", str(settings.internal_port)]
     meeting = ["--worker-endpoint", settings.worker_endpoint]
@@ -112,6 +113,6 @@ def _print_summary(stack: LocalStack, settings: ServeSettings, model: str) -> No
             except ServerError as error:
                 table.add_row("pages", f"unknown: {error.message}")
     table.add_row("address", f"{settings.host}:{settings.port}")
-    table.add_row("internal port", str(settings.internal_port))
+    table.add_row("internal port", str(settings.internal_port or "none"))
     table.add_row("workers", str(settings.num_workers))
     Console(highlight=False).print(table)

@@ -39,14 +39,14 @@ def serve_settings(parsed: Parsed) -> ServeSettings:
     """Resolves them. Raises: UsageError, naming the setting, its value and what is allowed."""
     sources = _Sources(parsed)
     port = sources.integer("port", 50051, 1, 65535)
-    state_dir = Path(sources.text("state-dir") or state_directory())
+    state_dir = Path(sources.text("state-dir") or state_directory()).absolute()
     return ServeSettings(
         host=sources.text("host") or "127.0.0.1",
         port=port,
-        internal_port=sources.integer("internal-port", 50052, 1, 65535),
+        internal_port=sources.integer("internal-port", 50052, 0, 65535),
         worker_endpoint=sources.text("worker-endpoint") or f"ipc://{state_dir}/worker-{port}.sock",
         num_workers=sources.integer("num-workers", 1, 1, 64),
-        drain_seconds=float(sources.integer("drain-seconds", 30, 0, 86400)),
+        drain_seconds=sources.seconds("drain-seconds", 30.0, 86400.0),
         model=parsed.model or sources.text("model"),
     )
 
@@ -75,6 +75,18 @@ class _Sources:
         if not value.isascii() or not value.isdigit() or not least <= int(value) <= most:
             raise UsageError(f"--{name} {value}: must be an integer from {least} to {most}")
         return int(value)
+
+    def seconds(self, name: str, default: float, most: float) -> float:
+        value = self.text(name)
+        if value is None:
+            return default
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0.0 <= number <= most:
+            raise UsageError(f"--{name} {value}: must be a number from 0 to {most:g}")
+        return number
 
 
 def _read(path: str | None) -> dict[str, Any]:
