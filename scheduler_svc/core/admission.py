@@ -1,0 +1,108 @@
+"""Which waiting request begins on a worker now, and with which cached pages.
+
+First come first served: the head of the queue begins or nobody does, except that a request whose next page is being
+computed by another one is parked until that page is there (claims.py), and others pass it. A request begins only if
+all pages for the tokens it knows are there and not needed by prompts that have begun; so two half-computed prompts can
+never block each other.
+
+Cost of a step: one look at the head while it does not fit, however many wait behind it.
+"""
+
+from scheduler_svc.core.plan import PlanDraft
+from scheduler_svc.core.request import Request, Residence, State
+from scheduler_svc.core.tally import Tally
+from scheduler_svc.core.types import Admitted, Event, PageId
+from scheduler_svc.core.worker import Worker
+
+LOOK_AHEAD = 64
+"""Most requests parked in one step."""
+
+
+class Admission:
+    """Admissions of one plan."""
+
+    __slots__ = ("_draft", "_events", "_now", "_num_parked", "_tally", "_worker")
+
+    def __init__(self, worker: Worker, draft: PlanDraft, events: list[Event], tally: Tally, now: float) -> None:
+        self._worker = worker
+        self._draft = draft
+        self._events = events
+        self._tally = tally
+        self._now = now
+        self._num_parked = 0
+
+    def admit_next(self) -> Residence | None:
+        """Gives the next request that can begin a row; None if none can."""
+        worker = self._worker
+        while worker.free_rows and self._num_parked < LOOK_AHEAD and (request := worker.queue.peek()) is not None:
+            spare = worker.pool.num_available - self._num_promised()
+            if request.pages_needed > spare and not self._can_match_more(request):
+                return None
+            cached = self._match(request)
+            if self._park(request, len(cached)):
+                continue
+            self._remember(request, len(cached))
+            if request.pages_needed > spare - worker.pool.num_cached_among(cached):
+                return None
+            worker.queue.pop()
+            return self._begin(request, cached)
+        return None
+
+    def _num_promised(self) -> int:
+        """Pages that prompts already begun will still need."""
+        worker = self._worker
+        return sum(worker.num_pages_for(entry.num_known) - len(entry.pages) for entry in worker.prefilling)
+
+    def _match(self, request: Request) -> list[PageId]:
+        """Cached pages of the longest known prefix that leaves at least one token to compute."""
+        worker = self._worker
+        limit = (request.num_tokens - 1) // worker.page_size
+        names = request.names(limit, worker.page_size)
+        return worker.pool.cache.match(names, min(limit, len(names)))
+
+    def _can_match_more(self, request: Request) -> bool:
+        """Whether the first page that was not cached at the last attempt is cached now."""
+        return request.missed_name is not None and self._worker.pool.cache.page_of(request.missed_name) is not None
+
+    def _remember(self, request: Request, num_cached: int) -> None:
+        """Keeps what the attempt showed, so that the next one need not match again before it can succeed."""
+        names = request.hashes
+        request.pages_needed = self._worker.num_pages_for(request.num_tokens) - num_cached
+        request.missed_name = names[num_cached] if names is not None and num_cached < len(names) else None
+
+    def _park(self, request: Request, num_cached: int) -> bool:
+        """Whether the request's next page is being computed; if so lets it wait for that."""
+        worker = self._worker
+        limit = (request.num_tokens - 1) // worker.page_size
+        names = request.names(limit, worker.page_size)
+        blocker = worker.claims.blocker(names, num_cached, min(limit, len(names)))
+        if blocker is None:
+            return False
+        worker.queue.pop()
+        worker.claims.park(request, blocker)
+        self._num_parked += 1
+        return True
+
+    def _begin(self, request: Request, cached: list[PageId]) -> Residence:
+        worker = self._worker
+        resumed = request.admitted_at is not None
+        request.pages_needed = 0
+        residence = worker.seat(request, cached)
+        request.move(State.RUNNING)
+        if not resumed:
+            request.admitted_at = self._now
+            request.num_cached_tokens = residence.num_computed
+            self._tally.num_cached_tokens += residence.num_computed
+        full_prompt_pages = request.num_prompt // worker.page_size
+        names = request.names(full_prompt_pages, worker.page_size)
+        worker.claims.claim(request, names[len(cached) : full_prompt_pages])
+        self._draft.add_row(residence)
+        self._events.append(
+            Admitted(
+                key=request.key,
+                worker_id=worker.card.worker_id,
+                num_cached_tokens=residence.num_computed,
+                resumed=resumed,
+            )
+        )
+        return residence

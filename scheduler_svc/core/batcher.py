@@ -1,0 +1,136 @@
+"""Fills one step of one worker: decoding rows first, then prompts that have begun, then new ones, within the token
+budget.
+
+One rule for all work: what is computed chases what is known. Decoding rows come first, so that running streams never
+stall for a prompt; chunks take what they leave of the budget, first come first served.
+"""
+
+from scheduler_svc.core.admission import Admission
+from scheduler_svc.core.plan import PlanDraft
+from scheduler_svc.core.request import Residence, State
+from scheduler_svc.core.supply import PageSupply
+from scheduler_svc.core.tally import Tally
+from scheduler_svc.core.types import BatchPlan, CoreConfig, Event, Row, StepId
+from scheduler_svc.core.worker import Worker
+
+
+def plan_step(worker: Worker, config: CoreConfig, tally: Tally, events: list[Event], now: float) -> BatchPlan | None:
+    """Decides the worker's next step and puts it in flight; None if nothing can be computed now. Adds what happened
+    to ``events``."""
+    batcher = Batcher(worker, config, tally, events)
+    batcher.schedule_decodes()
+    batcher.schedule_chunks()
+    batcher.admit(now)
+    plan = batcher.draft.build(worker)
+    if plan is not None:
+        tally.num_steps += 1
+        tally.num_computed_tokens += plan.num_scheduled_tokens
+    return plan
+
+
+class Batcher:
+    """Makes one plan."""
+
+    __slots__ = ("_budget", "_events", "_longest_chunk", "_supply", "_tally", "_worker", "draft")
+
+    def __init__(self, worker: Worker, config: CoreConfig, tally: Tally, events: list[Event]) -> None:
+        self._worker = worker
+        self._events = events
+        self._tally = tally
+        self._budget = worker.max_tokens_per_step
+        self._longest_chunk = config.long_prefill_token_threshold or self._budget
+        self.draft = PlanDraft(worker)
+        self._supply = PageSupply(worker, self.draft, events, tally)
+
+    def schedule_decodes(self) -> None:
+        """Lets decoding rows go on: looks only at those with an appointment, and at those that sat out."""
+        decoding, step_id = self._worker.decoding, self.draft.record.step_id
+        due = decoding.pop_due(step_id)
+        if due or decoding.ready:
+            self._release_spent(due)
+            entering = self._rotate()
+            asking = [residence for residence in due if residence.lane is not None] + entering
+            asking.sort(key=lambda residence: residence.request.order)
+            for residence in asking:
+                if residence.request.residence is residence:  # else it was preempted for an older one
+                    self._decode(residence)
+        self._budget -= len(decoding.lanes)
+
+    def schedule_chunks(self) -> None:
+        """Goes on with prompts that have begun, in their order."""
+        for residence in self._worker.prefilling[:]:
+            if self._budget <= 0:
+                return
+            if residence.request.residence is residence:
+                self._chunk(residence)
+
+    def admit(self, now: float) -> None:
+        """Begins waiting requests as long as budget, rows and pages last."""
+        if self._budget <= 0 or self._supply.num_short:
+            return
+        admission = Admission(self._worker, self.draft, self._events, self._tally, now)
+        while self._budget > 0 and (residence := admission.admit_next()) is not None:
+            self._chunk(residence)
+
+    def _release_spent(self, due: list[Residence]) -> None:
+        """Rows that have sampled all they may: their last tokens are in flight, the worker needs the row no more."""
+        worker, step_id = self._worker, self.draft.record.step_id
+        for residence in [*due, *worker.decoding.ready.values()]:
+            request = residence.request
+            position = residence.computed_before(step_id) + 1 - request.num_prompt
+            if position > worker.last_position(request):
+                worker.vacate(residence)
+                request.move(State.LANDING)
+
+    def _rotate(self) -> list[Residence]:
+        """Ready rows that may decode now. With more rows than budget those that ran longest sit out for them."""
+        decoding, budget = self._worker.decoding, self._budget
+        entering = list(decoding.ready.values())[:budget]
+        surplus = len(decoding.lanes) + len(entering) - budget
+        if surplus > 0:
+            last_step = StepId(self.draft.record.step_id - 1)
+            for row in list(decoding.lanes)[:surplus]:
+                decoding.sit_out(self._worker.rows[Row(row)], last_step)
+        return entering
+
+    def _decode(self, residence: Residence) -> None:
+        """One row decodes in this step, if it has or gets the page for it."""
+        worker, decoding, step_id = self._worker, self._worker.decoding, self.draft.record.step_id
+        request, page_size = residence.request, worker.page_size
+        computed = residence.computed_before(step_id)
+        if computed == len(residence.pages) * page_size and not self._supply.obtain(residence):
+            if residence.lane is not None:
+                decoding.sit_out(residence, StepId(step_id - 1))
+            return
+        last = worker.last_position(request)
+        if residence.lane is None:
+            decoding.enter(residence, step_id, last)
+        index, offset = divmod(computed, page_size)
+        to_next = page_size - offset  # steps until it needs a page
+        if request.hashes is not None:
+            if to_next == 1:
+                self.draft.add_fill(residence, index)
+            else:
+                to_next -= 1  # steps until it fills one
+        decoding.appoint(residence, step_id + min(to_next, request.num_prompt + last - computed))
+
+    def _chunk(self, residence: Residence) -> None:
+        """One row computes as many of its known tokens as budget and pages allow."""
+        worker, request, page_size = self._worker, residence.request, self._worker.page_size
+        computed = residence.num_computed
+        wanted = min(residence.num_known - computed, self._budget, self._longest_chunk)
+        missing = min(worker.num_pages_for(computed + wanted) - len(residence.pages), worker.pool.num_available)
+        if missing > 0:
+            self.draft.append_pages(residence, worker.pool.take(missing))
+        elif computed == len(residence.pages) * page_size and not self._supply.obtain(residence):
+            return
+        num_tokens = min(wanted, len(residence.pages) * page_size - computed)
+        again = min(request.num_seen, computed + num_tokens) - computed
+        request.num_recomputed_tokens += max(again, 0)
+        self.draft.add_chunk(residence, num_tokens, worker.last_position(request))
+        if request.hashes is not None:
+            for index in range(computed // page_size, residence.num_computed // page_size):
+                self.draft.add_fill(residence, index)
+        if not residence.is_prefilling:
+            worker.prefilling.remove(residence)
+        self._budget -= num_tokens

@@ -1,0 +1,149 @@
+"""Every rule of the core's books, checked from scratch. For tests: the cost is the size of the books."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from scheduler_svc.core.errors import InvariantViolation
+from scheduler_svc.core.page_hash import NO_PARENT
+from scheduler_svc.core.page_pool import PagePool
+from scheduler_svc.core.placement import Placement
+from scheduler_svc.core.registry import Registry
+from scheduler_svc.core.request import Request, Residence, State
+from scheduler_svc.core.types import PageId
+from scheduler_svc.core.worker import Worker
+
+
+def check(placement: Placement, registry: Registry) -> None:
+    """Raises InvariantViolation at the first rule that is broken."""
+    for worker in placement.workers.values():
+        _check_pool(worker.pool, [residence.pages for residence in worker.rows.values()])
+        _check_rows(worker)
+        _check_tables(worker)
+        _check_steps(worker)
+        _check_claims(worker)
+        _check_load(worker, placement, registry)
+    _check_requests(placement, registry)
+
+
+def _rule(holds: bool, text: str) -> None:
+    if not holds:
+        raise InvariantViolation(text)
+
+
+def _check_pool(pool: PagePool, tables: Iterable[list[PageId]]) -> None:
+    """free + held + cached = all; reference counts equal the tables; names and pages are a bijection."""
+    free, cached = set(pool.free_pages()), set(pool.cached_pages())
+    _rule(len(free) == pool.num_free, "a page is free twice")
+    _rule(not free & cached, "a page is free and cached")
+    refs: Counter[PageId] = Counter()
+    for table in [*tables, *pool.waiting_tables()]:
+        _rule(len(set(table)) == len(table), "a page is twice in a table")
+        refs.update(table)
+    for number in range(pool.num_pages):
+        page = PageId(number)
+        _rule(pool.refs[page] == refs[page], f"page {page} is in {refs[page]} tables and counts {pool.refs[page]}")
+        _rule((page in free or page in cached) == (refs[page] == 0), f"page {page} is lost, or in use and available")
+        _rule(page not in free or not pool.cache.is_named(page), f"free page {page} has a name")
+        _rule(refs[page] < 2 or pool.cache.is_named(page), f"page {page} is shared and has no name")
+    names = list(pool.cache)
+    _rule(len({page for _, page in names}) == len(names), "two names lead to one page")
+    for page_hash, page in names:
+        name = pool.cache.name_of(page)
+        _rule(name is not None and name[0] == page_hash, f"page {page} has another name than the one that leads to it")
+    _check_eviction_order(pool)
+
+
+def _check_eviction_order(pool: PagePool) -> None:
+    """Of a chain tails are evicted before heads, and what is evictable has a name."""
+    evicted_before: set[bytes] = set()
+    for page in pool.cached_pages():
+        name = pool.cache.name_of(page)
+        if name is None:
+            raise InvariantViolation(f"cached page {page} has no name")
+        _rule(name[1] not in evicted_before, f"page {page} would be evicted after its parent")
+        evicted_before.add(name[0])
+
+
+def _check_rows(worker: Worker) -> None:
+    """Every row is free or has one request, which is prefilling, in a lane or ready."""
+    rows = set(worker.rows)
+    _rule(sorted([*rows, *worker.free_rows]) == list(range(worker.num_rows)), "a row is lost or doubled")
+    lanes, ready = worker.decoding.lanes, worker.decoding.ready
+    prefilling = [residence.row for residence in worker.prefilling]
+    _rule(sorted([*lanes, *ready, *prefilling]) == sorted(rows), "a running row is in no or in two places")
+    orders = [residence.request.order for residence in worker.prefilling]
+    _rule(orders == sorted(orders), "prompts are out of order")
+    for row, residence in worker.rows.items():
+        request = residence.request
+        _rule(residence.row == row and request.residence is residence, f"row {row} is not its request's row")
+        _rule(request.state is State.RUNNING, f"row {row} has a request that is {request.state.value}")
+        _rule(residence.lane is lanes.get(row), f"row {row} has another lane than its request")
+        _rule(residence.is_prefilling == (row in prefilling), f"row {row} is at another stage than its place")
+        _rule((residence.due_step >= worker.next_step) == (row in lanes), f"row {row} has no appointment")
+
+
+def _check_tables(worker: Worker) -> None:
+    """A table has the pages its computed tokens fill and none more; a page with a name is full and holds those tokens."""
+    size = worker.page_size
+    for row, residence in worker.rows.items():
+        request, computed = residence.request, residence.computed_before(worker.next_step)
+        _rule(len(residence.pages) == worker.num_pages_for(computed), f"row {row} has too many or too few pages")
+        names = request.names(computed // size, size)
+        for index, page in enumerate(residence.pages):
+            name = worker.pool.cache.name_of(page)
+            if name is None:
+                continue
+            _rule(index < len(names) and name[0] == names[index], f"page {page} of row {row} is named for other tokens")
+            parent = names[index - 1] if index else NO_PARENT
+            _rule(name[1] == parent, f"page {page} of row {row} is named for another parent")
+
+
+def _check_steps(worker: Worker) -> None:
+    """Steps in flight are contiguous; pages wait for such steps only."""
+    steps = [record.step_id for record in worker.in_flight]
+    _rule(steps == list(range(worker.next_step - len(steps), worker.next_step)), "steps in flight have a gap")
+    _rule(set(worker.pool.waiting_steps()) <= set(steps), "pages wait for a step that is done")
+
+
+def _check_claims(worker: Worker) -> None:
+    """A claim is a running request's, on a page it has yet to publish; who is parked waits."""
+    for page_hash, claimer, _ in worker.claims.items():
+        residence = claimer.residence
+        _rule(residence is not None and worker.rows.get(residence.row) is residence, "a claimer does not run here")
+        _rule(claimer.hashes is not None and page_hash in claimer.hashes, "a claim is on a page of somebody else")
+
+
+def _check_load(worker: Worker, placement: Placement, registry: Registry) -> None:
+    """A worker's load is what the requests placed on it make."""
+    placed = (request for request in registry if request.key not in placement.unplaced)
+    mine = (request for request in placed if request.worker_id == worker.card.worker_id)
+    load = sum(request.load for request in mine if request.state is not State.HELD)
+    _rule(worker.load == load, f"load is {worker.load}, its requests make {load}")
+
+
+def _check_requests(placement: Placement, registry: Registry) -> None:
+    """Every live request is in one place, the one that its state says."""
+    waiting: Counter[int] = Counter(placement.unplaced)
+    running: dict[int, Residence] = {}
+    landing: set[int] = set()
+    for worker in placement.workers.values():
+        parked = [request for _, _, heap in worker.claims.items() for _, request in heap]
+        waiting.update(request.key for request in worker.queue.requests())
+        waiting.update(request.key for request in parked if request.state is State.WAITING)
+        running.update((residence.request.key, residence) for residence in worker.rows.values())
+        landing |= {request.key for request in worker.landing() if request.state is State.LANDING}
+    for request in registry:
+        _rule(request.state is not State.ENDED, f"request {request.key} has ended and is live")
+        _rule(
+            waiting[request.key] == (request.state is State.WAITING), f"request {request.key} waits in no or two places"
+        )
+        _rule((request.key in running) == (request.state is State.RUNNING), f"request {request.key} has lost its row")
+        _rule((request.key in landing) == (request.state is State.LANDING), f"request {request.key} will never land")
+    live = {request.key for request in registry}
+    _rule(live >= {*waiting, *running, *landing}, "an ended request is still somewhere")
+    held = sum(1 for request in registry if _is_held(request))
+    _rule(registry.num_held == held, "held requests are miscounted")
+
+
+def _is_held(request: Request) -> bool:
+    return request.state is State.HELD and request.residence is None and request.ending is not None

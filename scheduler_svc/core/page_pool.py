@@ -1,0 +1,152 @@
+"""The pages of one worker: which are free, which are held by page tables, which are cached and wait for a reader.
+
+    free ──take──▶ held ──release──▶ free        (not named)
+                    │ ▲ ╲
+               publish │  release──▶ cached      (named, referenced by no table)
+                    │ share            │
+                    ▼  ╲───────────────┤
+                  held, named          └──take──▶ held     (evicted: its name is gone first)
+
+Decides what is evicted: unreferenced named pages only, the least recently used first, and of one chain tails before
+heads (a head without its tail is still worth something, a tail without its head cannot be found). Knows no requests
+and no tokens.
+
+A page that a step in flight may still write is not given out: its table is released ``after`` that step, and counts as
+held until ``settle`` says that the step is done. A table is released as a whole, so that chains keep their order in
+the cache.
+
+Invariants: free + held + cached = all; a page's reference count is the number of tables it is in, tables that wait for
+a step included; free pages have no name; cached pages have one.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from scheduler_svc.core.prefix_cache import PrefixCache
+from scheduler_svc.core.types import PageHash, PageId, Published, StepId
+
+Table = tuple[Sequence[PageId], Sequence[PageHash]]
+"""Pages in order, and the names they have or would have had (as many as are known)."""
+
+
+class PagePool:
+    """Books of one worker's pages."""
+
+    __slots__ = ("_cached", "_deferred", "_evicted", "_free", "_published", "cache", "num_evicted", "num_pages", "refs")
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.cache = PrefixCache()
+        self.refs = [0] * num_pages
+        self.num_evicted = 0
+        self._free = [PageId(page) for page in range(num_pages - 1, -1, -1)]
+        self._cached: OrderedDict[PageId, None] = OrderedDict()  # least recently used first
+        self._deferred: dict[StepId, list[Table]] = {}
+        self._published: dict[PageId, Published] = {}
+        self._evicted: array[int] = array("i")
+
+    @property
+    def num_available(self) -> int:
+        """Pages that ``take`` could give now."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_free(self) -> int:
+        """Pages without content of any use."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Named pages in no table."""
+        return len(self._cached)
+
+    def take(self, count: int) -> list[PageId]:
+        """``count`` pages for one table; free ones first. There must be so many (``num_available``)."""
+        pages = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for page in pages:
+            self.refs[page] = 1
+        return pages
+
+    def share(self, pages: Sequence[PageId]) -> None:
+        """Puts named pages into one more table."""
+        for page in pages:
+            if self.refs[page] == 0:
+                del self._cached[page]
+            self.refs[page] += 1
+
+    def num_cached_among(self, pages: Sequence[PageId]) -> int:
+        """How many of these pages ``share`` would make unavailable."""
+        return sum(1 for page in pages if self.refs[page] == 0)
+
+    def publish(self, page: PageId, page_hash: PageHash, parent: PageHash) -> None:
+        """Names a held page whose content is complete. If the name is taken the page stays private."""
+        if self.cache.bind(page, page_hash, parent):
+            self._published[page] = Published(page=page, hash=page_hash, parent=parent)
+
+    def release(self, pages: Sequence[PageId], hashes: Sequence[PageHash], after: StepId | None = None) -> None:
+        """Takes a table's pages back, at once or when step ``after`` is done."""
+        if after is not None:
+            self._deferred.setdefault(after, []).append((pages, hashes))
+            return
+        for index in range(len(pages) - 1, -1, -1):  # tails first: they shall be evicted first
+            page = pages[index]
+            self.refs[page] -= 1
+            if self.cache.is_named(page):
+                if self.refs[page] == 0:
+                    self._cached[page] = None
+                continue
+            self._free.append(page)
+            if index < len(hashes):
+                self._touch(hashes[index])
+
+    def settle(self, step_id: StepId) -> None:
+        """A step is done: releases what waited for it."""
+        for pages, hashes in self._deferred.pop(step_id, ()):
+            self.release(pages, hashes)
+
+    def num_coming(self) -> int:
+        """Pages that become available when the steps in flight are done. Costs the length of the tables that wait."""
+        waiting: dict[PageId, int] = {}
+        for pages in self.waiting_tables():
+            for page in pages:
+                waiting[page] = waiting.get(page, 0) + 1
+        return sum(1 for page, count in waiting.items() if self.refs[page] == count)
+
+    def waiting_tables(self) -> Iterator[Sequence[PageId]]:
+        """Tables whose release waits for a step."""
+        return (pages for tables in self._deferred.values() for pages, _ in tables)
+
+    def waiting_steps(self) -> Iterator[StepId]:
+        """Steps that releases wait for."""
+        return iter(self._deferred)
+
+    def take_changes(self) -> tuple[Sequence[Published], "array[int]"]:
+        """Names given and taken since the last call; a page named and evicted in between is in neither."""
+        published, evicted = tuple(self._published.values()), self._evicted
+        if published:
+            self._published = {}
+        self._evicted = array("i")  # the old one is the plan's now
+        return published, evicted
+
+    def free_pages(self) -> Sequence[PageId]:
+        """For checks."""
+        return self._free
+
+    def cached_pages(self) -> Sequence[PageId]:
+        """In the order they would be evicted; for checks."""
+        return list(self._cached)
+
+    def _evict(self) -> PageId:
+        page, _ = self._cached.popitem(last=False)
+        self.cache.unbind(page)
+        self.num_evicted += 1
+        if self._published.pop(page, None) is None:
+            self._evicted.append(page)
+        return page
+
+    def _touch(self, page_hash: PageHash) -> None:
+        """A private copy goes: its named twin counts as used, so that it outlives the pages after it in the chain."""
+        twin = self.cache.page_of(page_hash)
+        if twin is not None and twin in self._cached:
+            self._cached.move_to_end(twin)

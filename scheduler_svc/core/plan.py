@@ -1,0 +1,109 @@
+"""A batch plan in the making: decisions of one step, turned into the columns of a BatchPlan and the record of the step.
+
+Nothing here changes the worker's books except in ``build``. A request that is preempted while the plan is made is
+taken out again by ``forget``, so a plan never names a row that it also releases for good.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from scheduler_svc.core.request import Residence
+from scheduler_svc.core.step import StepRecord
+from scheduler_svc.core.types import BatchPlan, NewRow, PageId, Row, StepId
+from scheduler_svc.core.worker import Worker
+
+
+class PlanDraft:
+    """What one step will do, so far."""
+
+    __slots__ = ("_append_pages", "_append_rows", "_new_rows", "_started", "record")
+
+    def __init__(self, worker: Worker) -> None:
+        self.record = StepRecord(worker.next_step)
+        self._append_rows: array[int] = array("i")
+        self._append_pages: array[int] = array("i")
+        self._new_rows: list[NewRow] = []
+        self._started: list[Residence] = []
+
+    def add_row(self, residence: Residence) -> None:
+        """A request begins on a row; its cached pages are appended."""
+        request = residence.request
+        new_row = NewRow(
+            row=residence.row,
+            num_prompt_tokens=request.num_prompt,
+            token_ids=request.known_tokens(),
+            num_cached_tokens=residence.num_computed,
+            sampling=request.new.sampling,
+        )
+        self._new_rows.append(new_row)
+        self._append(residence.row, residence.pages)
+
+    def append_pages(self, residence: Residence, pages: Sequence[PageId]) -> None:
+        """Pages come to a row's table."""
+        residence.pages += pages
+        self._append(residence.row, pages)
+
+    def add_chunk(self, residence: Residence, num_tokens: int, last: int) -> None:
+        """A row computes tokens it knows; it samples if these are the last of them."""
+        request = residence.request
+        record = self.record
+        residence.num_computed += num_tokens
+        residence.last_step = record.step_id
+        record.chunks.append((residence, num_tokens, residence.num_computed))
+        if not residence.is_prefilling:
+            offset = len(request.output) - record.step_id
+            record.firsts[residence.row] = (request, request.output, request.stop_token_ids, offset, last)
+            self._started.append(residence)
+
+    def add_fill(self, residence: Residence, index: int) -> None:
+        """A page of a row's table is full after the step."""
+        self.record.fills.append((residence.request, index, residence.pages[index]))
+
+    def forget(self, residence: Residence) -> None:
+        """Takes a decoding row out that was preempted after the draft had seen it."""
+        row = residence.row
+        kept = [index for index, other in enumerate(self._append_rows) if other != row]
+        if len(kept) < len(self._append_rows):
+            self._append_rows = array("i", [self._append_rows[index] for index in kept])
+            self._append_pages = array("i", [self._append_pages[index] for index in kept])
+        self.record.fills = [fill for fill in self.record.fills if fill[0] is not residence.request]
+
+    def build(self, worker: Worker) -> BatchPlan | None:
+        """Puts the step in flight. None, and nothing done, if it computes nothing."""
+        record, decoding = self.record, worker.decoding
+        record.lanes = decoding.snapshot()
+        if not record.lanes and not record.chunks:
+            return None
+        plan = self._plan(worker)
+        for residence in self._started:
+            decoding.ready[residence.row] = residence
+        worker.in_flight.append(record)
+        worker.next_step = StepId(record.step_id + 1)
+        worker.num_steps += 1
+        return plan
+
+    def _plan(self, worker: Worker) -> BatchPlan:
+        record = self.record
+        published, evicted = worker.pool.take_changes()
+        releases, worker.released = worker.released, []
+        return BatchPlan(
+            worker_id=worker.card.worker_id,
+            step_id=record.step_id,
+            releases=releases,
+            new_rows=self._new_rows,
+            append_rows=self._append_rows,
+            append_pages=self._append_pages,
+            copy_sources=array("i"),
+            copy_destinations=array("i"),
+            chunk_rows=array("i", [chunk[0].row for chunk in record.chunks]),
+            chunk_tokens=array("i", [chunk[1] for chunk in record.chunks]),
+            idle_rows=array("i", sorted(worker.decoding.ready)),
+            published=published,
+            evicted_pages=evicted,
+            num_scheduled_rows=record.num_rows,
+            num_scheduled_tokens=record.num_tokens,
+        )
+
+    def _append(self, row: Row, pages: Sequence[PageId]) -> None:
+        self._append_rows.extend([row] * len(pages))
+        self._append_pages.extend(pages)

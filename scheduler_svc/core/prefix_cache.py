@@ -1,0 +1,62 @@
+"""Which page holds the keys and values of which chain of tokens: a bijection between page hashes and pages of one
+worker.
+
+It decides nothing about when a page gets or loses its name (page_pool does) and knows no requests. Invariant:
+``page_of`` and ``name_of`` are inverse to each other at all times.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from scheduler_svc.core.types import PageHash, PageId
+
+
+class PrefixCache:
+    """Named pages of one worker."""
+
+    __slots__ = ("_name_of", "_page_of")
+
+    def __init__(self) -> None:
+        self._page_of: dict[PageHash, PageId] = {}
+        self._name_of: dict[PageId, tuple[PageHash, PageHash]] = {}
+
+    def __len__(self) -> int:
+        return len(self._page_of)
+
+    def __iter__(self) -> Iterator[tuple[PageHash, PageId]]:
+        return iter(self._page_of.items())
+
+    def match(self, hashes: Sequence[PageHash], limit: int) -> list[PageId]:
+        """Pages of the longest leading run of ``hashes[:limit]`` that is cached. One look-up a page."""
+        pages: list[PageId] = []
+        page_of = self._page_of
+        for index in range(limit):
+            page = page_of.get(hashes[index])
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def page_of(self, page_hash: PageHash) -> PageId | None:
+        """The page of this name."""
+        return self._page_of.get(page_hash)
+
+    def name_of(self, page: PageId) -> tuple[PageHash, PageHash] | None:
+        """Hash and parent's hash of a page; None if it is not named."""
+        return self._name_of.get(page)
+
+    def is_named(self, page: PageId) -> bool:
+        """Whether others can find the page."""
+        return page in self._name_of
+
+    def bind(self, page: PageId, page_hash: PageHash, parent: PageHash) -> bool:
+        """Names a page. False, and nothing done, if the name or the page is taken."""
+        if page_hash in self._page_of or page in self._name_of:
+            return False
+        self._page_of[page_hash] = page
+        self._name_of[page] = (page_hash, parent)
+        return True
+
+    def unbind(self, page: PageId) -> None:
+        """Takes a page's name away."""
+        page_hash, _ = self._name_of.pop(page)
+        del self._page_of[page_hash]

@@ -1,0 +1,209 @@
+"""One request: its tokens, its ending and, while it runs, its residence on a worker.
+
+    WAITING ──admit──▶ RUNNING ──all its tokens in flight, or preempted with tokens in flight──▶ LANDING
+       ▲                  │                                                                        │
+       ╰────preempted─────┴──────────────────────last token in flight has come, not at its end─────╯
+    RUNNING, LANDING ──length or stop token, and the front must scan──▶ HELD       every state ──▶ ENDED
+
+What can be derived is not stored: a request is preempted if it waits and was admitted before; it is prefilling if its
+residence has computed less than the tokens it began with.
+
+Lengths of a running request, in tokens:
+
+    |◀────────── prompt ──────────▶|◀───── output ─────▶|◀── in flight ──▶|
+    |◀──────────────── tokens known ───────────────────▶|
+    |◀──────────────────────────── computed, counting steps in flight ───▶|
+
+A request that decodes is described by a *lane* (see decoding.py), from which its counts follow without being counted.
+"""
+
+from array import array
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+from scheduler_svc.core.errors import InvariantViolation
+from scheduler_svc.core.page_hash import hash_pages
+from scheduler_svc.core.types import EndReason, NewRequest, PageHash, PageId, Row, StepId, WorkerId
+
+Order = tuple[int, int]
+"""Sorts requests: higher priority first, then earlier arrival. Unique, so requests are never compared themselves."""
+
+Lane = tuple["Request", "array[int]", frozenset[int], int, int]
+"""(request, its output, its stop tokens, offset, last): step s samples output position ``s + offset``; ``last`` is the
+last position the request may have. A plain tuple: taking it apart is most of the cost of a commit."""
+
+
+class State(Enum):
+    """Where a request is."""
+
+    WAITING = "waiting"
+    """Has no row; nothing of it is in flight that could bring a token."""
+    RUNNING = "running"
+    """Has a row on a worker."""
+    LANDING = "landing"
+    """Has no row any more; tokens of it are in flight and will be taken."""
+    HELD = "held"
+    """At its end, which the front has to confirm."""
+    ENDED = "ended"
+
+
+MOVES: Final[dict[State, tuple[State, ...]]] = {
+    State.WAITING: (State.RUNNING, State.ENDED),
+    State.RUNNING: (State.WAITING, State.LANDING, State.HELD, State.ENDED),
+    State.LANDING: (State.WAITING, State.HELD, State.ENDED),
+    State.HELD: (State.ENDED,),
+    State.ENDED: (),
+}
+
+
+class Residence:
+    """One admission of a request to one worker: from row to release."""
+
+    __slots__ = ("due_step", "lane", "last_step", "num_computed", "num_known", "pages", "request", "row")
+
+    def __init__(self, request: "Request", row: Row, pages: list[PageId], num_computed: int) -> None:
+        self.request = request
+        self.row = row
+        self.pages = pages
+        """The page table; its last page may be partly filled."""
+        self.num_computed = num_computed
+        """Tokens computed when all planned steps are done; not kept up to date while there is a lane."""
+        self.num_known = request.num_tokens
+        """Tokens the worker was given with the row."""
+        self.last_step = StepId(0)
+        """Last step the row takes part in; not kept up to date while there is a lane."""
+        self.lane: Lane | None = None
+        self.due_step = 0
+        """Step at which the lane needs the batcher: a page, a full page, or its end."""
+
+    def computed_before(self, step_id: int) -> int:
+        """Tokens computed when all steps before ``step_id`` are done (all planned ones, if there is no lane)."""
+        if self.lane is None:
+            return self.num_computed
+        return self.request.num_prompt + step_id - 1 + self.lane[3]
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether it has still to compute tokens that are known."""
+        return self.num_computed < self.num_known
+
+
+class Request:
+    """One output to generate, from submission to its ending."""
+
+    __slots__ = (
+        "accepts_tokens",
+        "admitted_at",
+        "broken",
+        "ending",
+        "first_token_at",
+        "hashes",
+        "key",
+        "last_token_at",
+        "load",
+        "missed_name",
+        "new",
+        "num_cached_tokens",
+        "num_preemptions",
+        "num_prompt",
+        "num_recomputed_tokens",
+        "num_seen",
+        "order",
+        "output",
+        "pages_needed",
+        "prompt",
+        "residence",
+        "state",
+        "stop_token_id",
+        "stop_token_ids",
+        "submitted_at",
+        "unplaced_since",
+        "worker_id",
+    )
+
+    def __init__(self, new: NewRequest, arrival: int, page_size: int, use_cache: bool, now: float) -> None:
+        self.new = new
+        self.key = new.key
+        self.prompt = new.prompt
+        self.num_prompt = len(new.prompt)
+        self.output: array[int] = array("i")
+        self.stop_token_ids = new.stop_token_ids
+        self.order: Order = (-new.priority, arrival)
+        self.hashes: list[PageHash] | None = None
+        """Names of the leading full pages as far as they were needed; None: not cached, neither read nor published."""
+        if use_cache and new.root_hash:
+            self.hashes = list(new.page_hashes[: self.num_prompt // page_size])
+        self.state = State.WAITING
+        self.accepts_tokens = False
+        self.residence: Residence | None = None
+        self.worker_id: WorkerId | None = None
+        """Worker it is placed on; kept after the end as the last one."""
+        self.load = 0
+        """What it counts for in its worker's load."""
+        self.pages_needed = 0
+        """New pages it needed at the last attempt to admit it; 0: none since it waits."""
+        self.missed_name: PageHash | None = None
+        """Its first page that was not cached at that attempt: with it there, fewer pages are enough."""
+        self.num_cached_tokens = 0
+        self.num_recomputed_tokens = 0
+        self.num_seen = 0
+        """Most tokens it ever had computed; computing one of them again is recomputation."""
+        self.num_preemptions = 0
+        self.ending: EndReason | None = None
+        """The ending that is held."""
+        self.stop_token_id: int | None = None
+        self.broken = False
+        """What its last steps wrote cannot be trusted."""
+        self.submitted_at = now
+        self.unplaced_since = now
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and output."""
+        return self.num_prompt + len(self.output)
+
+    @property
+    def stage(self) -> str:
+        """Where it is, for people."""
+        if self.state is State.WAITING:
+            return "queue"
+        if self.residence is not None and not self.output and self.residence.is_prefilling:
+            return "prefill"
+        return "decode"
+
+    def move(self, state: State) -> None:
+        """Changes the state.
+
+        Raises:
+            InvariantViolation: the table does not allow the move.
+        """
+        if state not in MOVES[self.state]:
+            raise InvariantViolation(f"request {self.key} cannot go from {self.state.value} to {state.value}")
+        self.state = state
+        self.accepts_tokens = state is State.RUNNING or state is State.LANDING
+
+    def known_tokens(self) -> "array[int]":
+        """Prompt and output, copied."""
+        return self.prompt + self.output
+
+    def names(self, num_pages: int, page_size: int) -> Sequence[PageHash]:
+        """Names of its leading full pages, at least ``num_pages`` of them if its tokens known fill so many."""
+        hashes = self.hashes
+        if hashes is None:
+            return ()
+        num_pages = min(num_pages, self.num_tokens // page_size)
+        if len(hashes) < num_pages:
+            start = len(hashes)
+            tokens = self._tokens_of_pages(start, num_pages, page_size)
+            hashes += hash_pages(self.new.root_hash, tokens, page_size, hashes[-1] if hashes else None)
+        return hashes
+
+    def _tokens_of_pages(self, start: int, stop: int, page_size: int) -> "array[int]":
+        first, end, num_prompt = start * page_size, stop * page_size, self.num_prompt
+        if first >= num_prompt:
+            return self.output[first - num_prompt : end - num_prompt]
+        return self.prompt[first:end] + self.output[: max(end - num_prompt, 0)]

@@ -1,0 +1,211 @@
+"""The scheduler core: requests and step results in, batch plans and events out. No I/O, no clock, no randomness.
+
+    submit ──▶ placement ──▶ a worker's queue ──▶ plan: a row, pages, chunks, decodes ──▶ step in flight
+                                   ▲                                                          │
+                                   ╰──preempted, worker lost──────  commit: tokens, names ◀───╯──▶ Ended, once
+
+The same calls with the same arguments give the same plans and events, in any process. ``now`` is seconds on the
+caller's monotonic clock. Who decides what: placement.py where a request waits, admission.py when it begins, batcher.py
+what a step computes, supply.py who gives way when pages run out, results.py what a result changes, registry.py how a
+request ends.
+"""
+
+from scheduler_svc.core import invariants
+from scheduler_svc.core.batcher import plan_step
+from scheduler_svc.core.errors import RejectCode, RequestRejected, WorkerRejected
+from scheduler_svc.core.placement import Placement
+from scheduler_svc.core.registry import Registry
+from scheduler_svc.core.request import Request, State
+from scheduler_svc.core.results import apply_result
+from scheduler_svc.core.tally import Tally
+from scheduler_svc.core.types import (
+    BatchPlan,
+    Committed,
+    CoreConfig,
+    Counts,
+    EndReason,
+    Event,
+    NewRequest,
+    Preempted,
+    RequestKey,
+    StepResult,
+    WorkerCard,
+    WorkerId,
+)
+from scheduler_svc.core.worker import Worker
+
+
+class Scheduler:
+    """The facade. A call either does all it says or raises and does nothing."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        self._config = config
+        self._tally = Tally()
+        self._placement = Placement()
+        self._registry = Registry(self._placement, self._tally)
+        self._num_arrived = 0
+
+    def submit(self, request: NewRequest, now: float) -> list[Event]:
+        """Takes a request; it waits for the least loaded worker.
+
+        Raises:
+            RequestRejected: it can never be served, or the queue is full. Nothing of it is kept.
+        """
+        self._check(request)
+        self._num_arrived += 1
+        use_cache = self._config.enable_prefix_caching
+        taken = Request(request, self._num_arrived, self._placement.page_size, use_cache, now)
+        self._registry.add(taken)
+        self._placement.place(taken, now)
+        return []
+
+    def cancel(self, key: RequestKey, reason: EndReason, now: float) -> list[Event]:
+        """Ends a request at once, in whatever state it is. An unknown or ended key changes nothing."""
+        request = self._registry.get(key)
+        return [] if request is None else [self._registry.end(request, reason, now)]
+
+    def stop(self, key: RequestKey, num_output_tokens: int, now: float) -> list[Event]:
+        """Ends a request by a stop string that was complete with its output token number ``num_output_tokens``."""
+        request = self._registry.get(key)
+        return [] if request is None else [self._registry.stop_at(request, num_output_tokens, now)]
+
+    def scanned(self, key: RequestKey, now: float) -> list[Event]:
+        """Confirms a held ending: no stop string was found up to it."""
+        request = self._registry.get(key)
+        return [] if request is None else self._registry.confirm(request, now)
+
+    def add_worker(self, card: WorkerCard, now: float) -> list[Event]:
+        """A worker joins; one that is known by this id is lost first. Waiting requests are placed anew.
+
+        Raises:
+            WorkerRejected: its pages have another size than those of the others.
+        """
+        page_size = self._placement.page_size
+        if page_size and card.page_size != page_size:
+            raise WorkerRejected(f"page size is {card.page_size}, the other workers have {page_size}")
+        events = self.remove_worker(card.worker_id, now)
+        self._placement.join(Worker(card, self._config), now)
+        return events
+
+    def remove_worker(self, worker_id: WorkerId, now: float) -> list[Event]:
+        """A worker is gone with all its pages and steps in flight; its requests wait for any worker. Unknown:
+        nothing."""
+        worker = self._placement.workers.get(worker_id)
+        if worker is None:
+            return []
+        events: list[Event] = []
+        for residence in list(worker.rows.values()):
+            worker.vacate(residence)
+            residence.request.move(State.WAITING)
+            events.append(self._lost(residence.request))
+        for request in worker.landing():
+            if request.state is State.LANDING:
+                request.move(State.WAITING)
+                events.append(self._lost(request))
+        mine = [
+            request for request in self._registry if request.worker_id == worker_id and request.state is State.WAITING
+        ]
+        self._placement.leave(worker)
+        self._placement.place_all(mine, now)
+        return events
+
+    def plan(self, worker_id: WorkerId, now: float) -> tuple[BatchPlan | None, list[Event]]:
+        """The worker's next step, which is then in flight.
+
+        None if there is nothing to do for it, if so many steps as may be are in flight, or if all its requests have to
+        wait for a result. Requests that have run out of time are ended first, so that nothing is computed for them.
+        """
+        worker = self._placement.workers.get(worker_id)
+        if worker is None or len(worker.in_flight) >= self._config.max_steps_in_flight:
+            return None, []
+        events = self.expire(now)
+        return plan_step(worker, self._config, self._tally, events, now), events
+
+    def commit(self, result: StepResult, now: float) -> Committed:
+        """Applies the result of the worker's oldest step in flight; any other result is late or unknown and changes
+        nothing."""
+        worker = self._placement.workers.get(result.worker_id)
+        if worker is None or not worker.in_flight or worker.in_flight[0].step_id != result.step_id:
+            return Committed()
+        return apply_result(worker, worker.in_flight.popleft(), result, self._registry, self._tally, now)
+
+    def expire(self, now: float) -> list[Event]:
+        """Ends requests that have run out of time, or have waited too long without any worker that can hold them."""
+        events = self._registry.expire(now)
+        while (waiter := self._longest_unplaced()) is not None and self._lost_at(waiter) <= now:
+            events.append(self._registry.end(waiter, EndReason.WORKER_LOST, now))
+        return events
+
+    def next_expiry(self) -> float | None:
+        """The earliest ``now`` at which ``expire`` would do something."""
+        times = [self._registry.next_expiry()]
+        if (waiter := self._longest_unplaced()) is not None:
+            times.append(self._lost_at(waiter))
+        return min((time for time in times if time is not None), default=None)
+
+    def counts(self) -> Counts:
+        """A snapshot. Costs the number of workers and of requests that are landing."""
+        workers, tally = self._placement.workers, self._tally
+        num_running = self._num_running()
+        return Counts(
+            num_running=num_running,
+            num_waiting=len(self._registry) - self._registry.num_held - num_running,
+            num_workers=len(workers),
+            pages={worker_id: worker.counts() for worker_id, worker in workers.items()},
+            num_preemptions=tally.num_preemptions,
+            num_computed_tokens=tally.num_computed_tokens,
+            num_output_tokens=tally.num_output_tokens,
+            num_cached_tokens=tally.num_cached_tokens,
+            num_wasted_tokens=tally.num_wasted_tokens,
+            num_steps=tally.num_steps,
+        )
+
+    def is_idle(self, worker_id: WorkerId) -> bool:
+        """Whether a worker has nothing in flight, running or waiting; an unknown one has not."""
+        worker = self._placement.workers.get(worker_id)
+        return worker is None or worker.is_idle()
+
+    def check_invariants(self) -> None:
+        """Checks every rule of the core's books. Costs their whole size: for tests.
+
+        Raises:
+            InvariantViolation: a rule is broken.
+        """
+        invariants.check(self._placement, self._registry)
+
+    def _check(self, request: NewRequest) -> None:
+        """Refuses what can never be served, or not now."""
+        capacity, limit = self._placement.capacity, self._config.max_queued_requests
+        num_prompt = len(request.prompt)
+        if self._registry.get(request.key) is not None:
+            raise RequestRejected(RejectCode.DUPLICATE, "key", f"a request with key {request.key} is live")
+        if num_prompt == 0:
+            raise RequestRejected(RejectCode.INVALID, "prompt", "the prompt is empty")
+        if request.max_tokens < 1:
+            raise RequestRejected(
+                RejectCode.INVALID, "max_tokens", f"max_tokens is {request.max_tokens}, must be at least 1"
+            )
+        if capacity == 0:
+            raise RequestRejected(RejectCode.NO_WORKER, "", "no worker has joined yet")
+        if num_prompt >= capacity:
+            message = f"the prompt has {num_prompt} tokens; with one more to generate at most {capacity} fit"
+            raise RequestRejected(RejectCode.TOO_LARGE, "prompt", message)
+        if limit and self.counts().num_waiting >= limit:
+            raise RequestRejected(RejectCode.QUEUE_FULL, "", f"{limit} requests are waiting already")
+
+    def _num_running(self) -> int:
+        return sum(
+            len(worker.rows) + sum(1 for request in worker.landing() if request.state is State.LANDING)
+            for worker in self._placement.workers.values()
+        )
+
+    def _lost(self, request: Request) -> Event:
+        request.num_preemptions += 1
+        self._tally.num_preemptions += 1
+        return Preempted(key=request.key, reason="worker lost")
+
+    def _longest_unplaced(self) -> Request | None:
+        return next(iter(self._placement.unplaced.values()), None)
+
+    def _lost_at(self, request: Request) -> float:
+        return request.unplaced_since + self._config.worker_lost_seconds

@@ -1,0 +1,26 @@
+"""Counts since start."""
+
+
+class Tally:
+    """Only ever grows."""
+
+    __slots__ = (
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_output_tokens",
+        "num_preemptions",
+        "num_steps",
+        "num_wasted_tokens",
+    )
+
+    def __init__(self) -> None:
+        self.num_preemptions = 0
+        self.num_computed_tokens = 0
+        """Tokens scheduled, recomputed ones included."""
+        self.num_output_tokens = 0
+        """Tokens taken from results."""
+        self.num_cached_tokens = 0
+        """Prompt tokens found in the prefix cache at first admissions."""
+        self.num_wasted_tokens = 0
+        """Tokens sampled and dropped: their request had ended, or ended before them."""
+        self.num_steps = 0

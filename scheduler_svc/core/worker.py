@@ -1,0 +1,144 @@
+"""One worker as the core sees it: its pages, rows, queue and steps in flight.
+
+Owns every fact about what runs there; ``seat`` and ``vacate`` are the only ways in and out of a row. Knows no policy:
+what to run is the batcher's decision, where to wait is placement's.
+"""
+
+from bisect import insort
+from collections import deque
+from heapq import heappop, heappush
+from itertools import chain
+
+from scheduler_svc.core.claims import Claims
+from scheduler_svc.core.decoding import Decoding
+from scheduler_svc.core.page_pool import PagePool
+from scheduler_svc.core.request import Order, Request, Residence
+from scheduler_svc.core.step import StepRecord
+from scheduler_svc.core.types import CoreConfig, PageCounts, PageId, Row, StepId, WorkerCard
+from scheduler_svc.core.waiting import WaitingQueue
+
+
+class Worker:
+    """Books of one worker, from ``add_worker`` to ``remove_worker``."""
+
+    __slots__ = (
+        "capacity",
+        "card",
+        "claims",
+        "decoding",
+        "free_rows",
+        "in_flight",
+        "load",
+        "max_tokens_per_step",
+        "next_step",
+        "num_rows",
+        "num_steps",
+        "page_size",
+        "pool",
+        "prefilling",
+        "queue",
+        "released",
+        "rows",
+    )
+
+    def __init__(self, card: WorkerCard, config: CoreConfig) -> None:
+        self.card = card
+        self.page_size = card.page_size
+        self.pool = PagePool(card.num_pages)
+        self.claims = Claims()
+        self.queue = WaitingQueue()
+        self.decoding = Decoding()
+        self.rows: dict[Row, Residence] = {}
+        """Who runs, by row."""
+        self.prefilling: list[Residence] = []
+        """Of them those that have known tokens to compute, first come first."""
+        self.num_rows = min(card.max_num_seqs, config.max_num_seqs)
+        self.free_rows = [Row(row) for row in range(self.num_rows)]
+        """A heap."""
+        self.released: list[Row] = []
+        """Rows whose end the worker has still to be told."""
+        self.in_flight: deque[StepRecord] = deque()
+        self.next_step = card.first_step_id
+        self.num_steps = 0
+        self.load = 0
+        """Tokens of the requests placed here, as they were when they were placed."""
+        self.max_tokens_per_step = min(card.max_num_batched_tokens, config.max_num_batched_tokens)
+        limit = card.max_model_len if config.max_model_len is None else min(card.max_model_len, config.max_model_len)
+        self.capacity = min(limit, card.num_pages * card.page_size)
+        """Most tokens of one request, prompt and output."""
+
+    def last_position(self, request: Request) -> int:
+        """The last output position that a request may have here."""
+        return min(request.new.max_tokens, self.capacity - request.num_prompt) - 1
+
+    def num_pages_for(self, num_tokens: int) -> int:
+        """Pages that so many tokens fill, the last one perhaps in part."""
+        return -(-num_tokens // self.page_size)
+
+    def seat(self, request: Request, cached_pages: list[PageId]) -> Residence:
+        """Gives a request a row, and the cached pages it begins with."""
+        self.pool.share(cached_pages)
+        residence = Residence(request, heappop(self.free_rows), cached_pages, len(cached_pages) * self.page_size)
+        request.residence = residence
+        self.rows[residence.row] = residence
+        insort(self.prefilling, residence, key=_order)
+        return residence
+
+    def vacate(self, residence: Residence) -> bool:
+        """Takes row, pages and claims from a running request. True: tokens of it are still in flight."""
+        request = residence.request
+        if residence.is_prefilling:
+            self.prefilling.remove(residence)
+        self.decoding.leave(residence, StepId(self.next_step - 1))
+        del self.rows[residence.row]
+        heappush(self.free_rows, residence.row)
+        self.released.append(residence.row)
+        for parked in self.claims.end_all(request):
+            self.queue.merge(parked)
+        record = self._record(residence.last_step)
+        after = None if record is None else record.step_id
+        self.pool.release(residence.pages, request.hashes or (), after)
+        request.num_seen = max(request.num_seen, residence.num_computed)
+        request.residence = None
+        if record is None or residence.is_prefilling:
+            return False
+        record.landing.append(request)
+        return True
+
+    def drain(self) -> list[Request]:
+        """Takes out all requests that wait here, parked ones included."""
+        for _, _, parked in self.claims.items():
+            self.queue.merge(parked[:])
+            parked.clear()
+        return self.queue.drain()
+
+    def is_idle(self) -> bool:
+        """Nothing in flight, nothing running, nothing waiting."""
+        return not self.in_flight and not self.rows and self.queue.peek() is None
+
+    def counts(self) -> PageCounts:
+        """A snapshot."""
+        pool = self.pool
+        return PageCounts(
+            num_pages=pool.num_pages,
+            num_free=pool.num_free,
+            num_held=pool.num_pages - pool.num_available,
+            num_cached=pool.num_cached,
+            num_running=len(self.rows),
+            num_steps=self.num_steps,
+        )
+
+    def landing(self) -> "chain[Request]":
+        """Requests without a row whose tokens are in flight; ended ones may be among them."""
+        return chain.from_iterable(record.landing for record in self.in_flight)
+
+    def _record(self, step_id: StepId) -> StepRecord | None:
+        """The record of a step, if it is in flight."""
+        if not self.in_flight:
+            return None
+        index = step_id - self.in_flight[0].step_id
+        return self.in_flight[index] if 0 <= index < len(self.in_flight) else None
+
+
+def _order(residence: Residence) -> Order:
+    return residence.request.order
