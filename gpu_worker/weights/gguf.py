@@ -1,8 +1,8 @@
 """Reads a GGUF file of the llama architecture.
 
 Weights are dequantised tensor by tensor. The writer of GGUF files stores the rows of the query and key projections with
-each head's rotary pairs interleaved; they are put back into half-split order here. The tokenizer and the
-configuration come from the file's metadata.
+each head's rotary pairs interleaved; they are put back into half-split order here. The tokenizer and the configuration
+come from the file's metadata.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ import torch
 from gpu_worker.errors import ModelLoadError
 from gpu_worker.model_config import ModelConfig, RopeConfig
 from gpu_worker.weights.checkpoint import ByteRange, TextAssets, digest_content
+from gpu_worker.weights.gguf_file import GgufTensor, read_gguf
 from gpu_worker.weights.gguf_tokenizer import read_text_assets
 
 _LAYER_NAMES = {
@@ -31,8 +32,8 @@ _LAYER_NAMES = {
 }
 _MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ROPE_DIVISORS = "rope_freqs.weight"
-_FLOATS = {"F32": torch.float32, "F16": torch.float16}
-SUPPORTED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+SUPPORTED = (*_FLOATS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 
 class GgufCheckpoint:
@@ -40,87 +41,89 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._reader = _open(path)
-        self._tensors = {
-            _translate(path, tensor.name): tensor for tensor in self._reader.tensors if tensor.name != _ROPE_DIVISORS
-        }
-        for tensor in self._reader.tensors:
-            if tensor.tensor_type.name not in SUPPORTED:
+        self._file = read_gguf(path)
+        self._tensors: dict[str, GgufTensor] = {}
+        for tensor in self._file.tensors.values():
+            if tensor.kind.name not in SUPPORTED:
                 raise ModelLoadError(
-                    f"{path}: tensor {tensor.name!r} is stored as {tensor.tensor_type.name}; "
-                    f"supported: {', '.join(SUPPORTED)}"
+                    f"{path}: tensor {tensor.name!r} is stored as {tensor.kind.name}; supported: {', '.join(SUPPORTED)}"
                 )
+            if tensor.name != _ROPE_DIVISORS:
+                self._tensors[_translate(path, tensor.name)] = tensor
         self.config = self._read_config()
-        quantized = {tensor.tensor_type.name for tensor in self._reader.tensors} - {"F32", "F16", "BF16"}
+        quantized = {tensor.kind.name for tensor in self._tensors.values()} - _FLOATS.keys()
         self.quantization = f"gguf {'+'.join(sorted(quantized))}" if quantized else ""
 
     def names(self) -> Sequence[str]:
         return sorted(self._tensors)
 
     def read(self, name: str) -> torch.Tensor:
-        tensor = self._tensors[name]
-        kind = tensor.tensor_type.name
-        try:
-            if kind in _FLOATS:
-                values = torch.from_numpy(np.array(tensor.data))
-            else:
-                values = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
-        except (ValueError, IndexError) as error:
-            raise ModelLoadError(f"{self.path}: tensor {tensor.name!r} cannot be read ({error})") from None
+        values = self._floats(self._tensors[name])
         if ".q_proj." in name:
-            return _split_halves(values, self.config.num_heads)
+            return self._split_halves(name, values, self.config.num_heads)
         if ".k_proj." in name:
-            return _split_halves(values, self.config.num_kv_heads)
+            return self._split_halves(name, values, self.config.num_kv_heads)
         return values
 
     def text_assets(self) -> TextAssets:
-        return read_text_assets(self.path, self.metadata)
+        return read_text_assets(self.path, self._file.metadata)
 
     def digest(self) -> str:
-        with self.path.open("rb") as file:
-            header = file.read(int(self._reader.data_offset))
-        ranges = [ByteRange(self.path, name, int(t.data_offset), int(t.n_bytes)) for name, t in self._tensors.items()]
+        header = self._file.content[: self._file.data_start]
+        ranges = [ByteRange(self.path, name, part.start, part.num_bytes) for name, part in self._tensors.items()]
         return digest_content(header, ranges)
 
-    def metadata(self, key: str, default: Any = None) -> Any:
-        """A metadata value, or the default if the file does not have it."""
-        field = self._reader.fields.get(key)
-        if field is None:
-            return default
-        try:
-            return field.contents()
-        except (ValueError, IndexError, TypeError) as error:
-            raise ModelLoadError(f"{self.path}: metadata {key!r} is not readable ({error})") from None
+    def _floats(self, tensor: GgufTensor) -> torch.Tensor:
+        raw = self._file.raw(tensor)
+        if tensor.kind.name in _FLOATS:
+            return torch.from_numpy(raw.copy()).view(_FLOATS[tensor.kind.name]).view(tensor.shape)
+        values: np.ndarray[Any, np.dtype[np.float32]] = gguf.quants.dequantize(raw, tensor.kind)
+        return torch.from_numpy(values).view(tensor.shape)
 
-    def _required(self, key: str) -> Any:
-        value = self.metadata(key)
+    def _split_halves(self, name: str, values: torch.Tensor, num_heads: int) -> torch.Tensor:
+        """Rows of each head from interleaved pairs (0, h, 1, h + 1, ...) to halves (0, 1, ..., h, h + 1, ...)."""
+        rows = values.shape[0]
+        if rows % (2 * num_heads):
+            raise ModelLoadError(
+                f"{self.path}: tensor {name!r} of {rows} rows does not divide over {num_heads} heads of pairs"
+            )
+        pairs = values.reshape(num_heads, rows // num_heads // 2, 2, *values.shape[1:])
+        return pairs.transpose(1, 2).reshape(values.shape)
+
+    # Configuration
+
+    def _number(self, key: str, default: float | None = None) -> float:
+        value = self._file.metadata.get(key, default)
         if value is None:
             raise ModelLoadError(f"{self.path}: metadata {key!r} is missing")
+        if not isinstance(value, int | float):
+            raise ModelLoadError(f"{self.path}: metadata {key!r} is not a number")
         return value
 
     def _read_config(self) -> ModelConfig:
-        architecture = self._required("general.architecture")
+        metadata = self._file.metadata
+        architecture = metadata.get("general.architecture")
         if architecture != "llama":
             raise ModelLoadError(f"{self.path}: architecture {architecture!r} is not supported; supported: llama")
-        if self.metadata("llama.expert_count", 0):
+        if metadata.get("llama.expert_count", 0):
             raise ModelLoadError(f"{self.path}: metadata llama.expert_count: mixtures of experts are not supported")
-        hidden = int(self._required("llama.embedding_length"))
-        heads = int(self._required("llama.attention.head_count"))
-        head_dim = int(self.metadata("llama.attention.key_length", hidden // max(heads, 1)))
+        hidden = int(self._number("llama.embedding_length"))
+        heads = int(self._number("llama.attention.head_count"))
+        head_dim = int(self._number("llama.attention.key_length", hidden // max(heads, 1)))
         embedding = self._tensors.get("model.embed_tokens.weight")
         if embedding is None:
             raise ModelLoadError(f"{self.path}: tensor 'token_embd.weight' is missing")
         return ModelConfig(
             architecture="LlamaForCausalLM",
             hidden_size=hidden,
-            intermediate_size=int(self._required("llama.feed_forward_length")),
-            num_layers=int(self._required("llama.block_count")),
+            intermediate_size=int(self._number("llama.feed_forward_length")),
+            num_layers=int(self._number("llama.block_count")),
             num_heads=heads,
-            num_kv_heads=int(self.metadata("llama.attention.head_count_kv", heads)),
+            num_kv_heads=int(self._number("llama.attention.head_count_kv", heads)),
             head_dim=head_dim,
-            vocab_size=int(embedding.shape[1]),
-            max_positions=int(self._required("llama.context_length")),
-            rms_norm_eps=float(self._required("llama.attention.layer_norm_rms_epsilon")),
+            vocab_size=embedding.shape[0],
+            max_positions=int(self._number("llama.context_length")),
+            rms_norm_eps=float(self._number("llama.attention.layer_norm_rms_epsilon")),
             rope=self._rope(head_dim),
             attention_bias="model.layers.0.self_attn.q_proj.bias" in self._tensors,
             mlp_bias="model.layers.0.mlp.gate_proj.bias" in self._tensors,
@@ -128,37 +131,32 @@ class GgufCheckpoint:
         )
 
     def _rope(self, head_dim: int) -> RopeConfig:
-        rotated = int(self.metadata("llama.rope.dimension_count", head_dim))
+        rotated = int(self._number("llama.rope.dimension_count", head_dim))
         if rotated != head_dim:
             raise ModelLoadError(f"{self.path}: metadata llama.rope.dimension_count is {rotated}; {head_dim} is needed")
-        kind = self.metadata("llama.rope.scaling.type", "none")
+        kind = self._file.metadata.get("llama.rope.scaling.type", "none")
         if kind not in ("none", "linear"):
             raise ModelLoadError(
                 f"{self.path}: metadata llama.rope.scaling.type {kind!r} is not supported; supported: none, linear"
             )
-        divisors: tuple[float, ...] = ()
-        for tensor in self._reader.tensors:
-            if tensor.name == _ROPE_DIVISORS:
-                divisors = tuple(float(value) for value in tensor.data)
-        if divisors and len(divisors) != head_dim // 2:
-            raise ModelLoadError(
-                f"{self.path}: tensor {_ROPE_DIVISORS!r} has {len(divisors)} values; {head_dim // 2} are needed"
-            )
         return RopeConfig(
-            theta=float(self.metadata("llama.rope.freq_base", 10000.0)),
+            theta=float(self._number("llama.rope.freq_base", 10000.0)),
             kind="linear" if kind == "linear" else "default",
-            factor=float(self.metadata("llama.rope.scaling.factor", 1.0)),
-            freq_divisors=divisors,
+            factor=float(self._number("llama.rope.scaling.factor", 1.0)),
+            freq_divisors=self._rope_divisors(head_dim),
         )
 
-
-def _open(path: Path) -> Any:
-    try:
-        return gguf.GGUFReader(path)
-    except FileNotFoundError:
-        raise ModelLoadError(f"{path}: no such file") from None
-    except (ValueError, IndexError, KeyError, OverflowError, TypeError, MemoryError, OSError) as error:
-        raise ModelLoadError(f"{path}: truncated, corrupt or not a GGUF file ({error})") from None
+    def _rope_divisors(self, head_dim: int) -> tuple[float, ...]:
+        """How Llama 3 files carry their rotary scaling."""
+        tensor = self._file.tensors.get(_ROPE_DIVISORS)
+        if tensor is None:
+            return ()
+        values = tuple(self._floats(tensor).flatten().tolist())
+        if len(values) != head_dim // 2:
+            raise ModelLoadError(
+                f"{self.path}: tensor {_ROPE_DIVISORS!r} has {len(values)} values; {head_dim // 2} are needed"
+            )
+        return values
 
 
 def _translate(path: Path, name: str) -> str:
@@ -169,12 +167,3 @@ def _translate(path: Path, name: str) -> str:
     if len(parts) == 2 and parts[0] in _MODEL_NAMES:
         return f"{_MODEL_NAMES[parts[0]]}.{parts[1]}"
     raise ModelLoadError(f"{path}: tensor {name!r} is not part of the llama architecture")
-
-
-def _split_halves(values: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows of each head from interleaved pairs (0, h, 1, h + 1, ...) to halves (0, 1, ..., h, h + 1, ...)."""
-    rows = values.shape[0]
-    if rows % (2 * num_heads):
-        raise ModelLoadError(f"a projection of {rows} rows does not divide over {num_heads} heads")
-    pairs = values.reshape(num_heads, rows // num_heads // 2, 2, *values.shape[1:])
-    return pairs.transpose(1, 2).reshape(values.shape)

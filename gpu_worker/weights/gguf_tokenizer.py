@@ -5,7 +5,7 @@ Byte-level BPE vocabularies (``tokenizer.ggml.model`` gpt2) are built here, with
 vocabularies (``llama``) go through transformers' own converter, imported only then.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,52 +27,60 @@ _TOKEN_IDS = {
 }
 _END_OF_TURN = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
-Metadata = Callable[..., Any]
+Metadata = Mapping[str, Any]
 
 
 def read_text_assets(path: Path, metadata: Metadata) -> TextAssets:
     """Raises ModelLoadError naming the metadata that is missing or not supported."""
-    tokens = metadata("tokenizer.ggml.tokens")
-    if not tokens:
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
         raise ModelLoadError(f"{path}: metadata 'tokenizer.ggml.tokens' is missing")
-    special = {}
-    for name, key in _TOKEN_IDS.items():
-        token_id = metadata(key)
-        if token_id is not None and 0 <= int(token_id) < len(tokens):
-            special[name] = tokens[int(token_id)]
-    ends = [int(token_id) for key in _END_OF_TURN if (token_id := metadata(key)) is not None]
-    bos = metadata("tokenizer.ggml.bos_token_id")
+    ids = {key: _token_id(path, metadata, key, len(tokens)) for key in {*_TOKEN_IDS.values(), *_END_OF_TURN}}
+    special = {name: tokens[token_id] for name, key in _TOKEN_IDS.items() if (token_id := ids[key]) is not None}
+    ends = [token_id for key in _END_OF_TURN if (token_id := ids[key]) is not None]
+    bos = ids[_TOKEN_IDS["bos_token"]]
     return TextAssets(
-        tokenizer_json=_tokenizer(path, metadata, tokens).to_str().encode(),
-        chat_template=metadata("tokenizer.chat_template", ""),
+        tokenizer_json=_tokenizer(path, metadata, tokens, bos).to_str().encode(),
+        chat_template=str(metadata.get("tokenizer.chat_template", "")),
         special_tokens=special,
         eos_token_ids=list(dict.fromkeys(ends)),
-        bos_token_id=None if bos is None else int(bos),
+        bos_token_id=bos,
     )
 
 
-def _tokenizer(path: Path, metadata: Metadata, tokens: list[str]) -> Tokenizer:
-    model = metadata("tokenizer.ggml.model")
+def _token_id(path: Path, metadata: Metadata, key: str, num_tokens: int) -> int | None:
+    token_id = metadata.get(key)
+    if token_id is None:
+        return None
+    if not isinstance(token_id, int) or not 0 <= token_id < num_tokens:
+        raise ModelLoadError(f"{path}: metadata {key!r} is {token_id!r}; there are {num_tokens} tokens")
+    return token_id
+
+
+def _tokenizer(path: Path, metadata: Metadata, tokens: list[str], bos: int | None) -> Tokenizer:
+    model = metadata.get("tokenizer.ggml.model")
     if model == "gpt2":
-        return _byte_level(path, metadata, tokens)
+        return _byte_level(path, metadata, tokens, bos)
     if model == "llama":
         return _sentencepiece(path)
     raise ModelLoadError(f"{path}: metadata tokenizer.ggml.model {model!r} is not supported; supported: gpt2, llama")
 
 
-def _byte_level(path: Path, metadata: Metadata, tokens: list[str]) -> Tokenizer:
-    merges = [_merge(path, line) for line in metadata("tokenizer.ggml.merges") or []]
+def _byte_level(path: Path, metadata: Metadata, tokens: list[str], bos: int | None) -> Tokenizer:
+    merges = [_merge(path, line) for line in metadata.get("tokenizer.ggml.merges") or []]
     vocab = {text: token_id for token_id, text in enumerate(tokens)}
     if len(vocab) != len(tokens):
         raise ModelLoadError(f"{path}: metadata tokenizer.ggml.tokens holds the same token twice")
     try:
-        tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=metadata("tokenizer.ggml.pre") == "llama-bpe"))
+        tokenizer = Tokenizer(
+            models.BPE(vocab, merges, ignore_merges=metadata.get("tokenizer.ggml.pre") == "llama-bpe")
+        )
     except Exception as error:  # the tokenizers library raises plain Exception
         raise ModelLoadError(f"{path}: vocabulary and merges do not fit together ({error})") from None
-    tokenizer.pre_tokenizer = _pre_tokenizer(path, metadata("tokenizer.ggml.pre", "default"))
+    tokenizer.pre_tokenizer = _pre_tokenizer(path, metadata.get("tokenizer.ggml.pre", "default"))
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = _post_processor(metadata, tokens)
-    kinds = metadata("tokenizer.ggml.token_type") or []
+    tokenizer.post_processor = _post_processor(tokens, bos if metadata.get("tokenizer.ggml.add_bos_token") else None)
+    kinds = metadata.get("tokenizer.ggml.token_type") or []
     for text, kind in zip(tokens, kinds, strict=False):
         if kind in (_CONTROL, _USER_DEFINED):
             token = AddedToken(text, special=kind == _CONTROL, normalized=False)
@@ -101,14 +109,14 @@ def _pre_tokenizer(path: Path, name: str) -> pre_tokenizers.PreTokenizer:
     )
 
 
-def _post_processor(metadata: Metadata, tokens: list[str]) -> Any:
+def _post_processor(tokens: list[str], bos: int | None) -> Any:
+    """Puts ``bos`` before every text, if the file asks for that."""
     byte_level = processors.ByteLevel(trim_offsets=False)
-    bos = metadata("tokenizer.ggml.bos_token_id")
-    if bos is None or not metadata("tokenizer.ggml.add_bos_token", False):
+    if bos is None:
         return byte_level
-    text = tokens[int(bos)]
+    text = tokens[bos]
     template = processors.TemplateProcessing(
-        single=f"{text} $A", pair=f"{text} $A {text}:1 $B:1", special_tokens=[(text, int(bos))]
+        single=f"{text} $A", pair=f"{text} $A {text}:1 $B:1", special_tokens=[(text, bos)]
     )
     return processors.Sequence([byte_level, template])
 
