@@ -79,21 +79,25 @@ def _guarded_stream(inner: Handler, method: str) -> Handler:
 
 
 async def _end(error: BaseException, context: ServicerContext[Any, Any], method: str) -> None:
-    """Ends the call with the status of `error`; re-raises what grpc.aio itself must see."""
+    """Ends the call with the status of `error`.
+
+    Nothing tells a handler whether a CancelledError came from the caller: only that a call whose caller is gone takes no
+    status any more. Then the handler just ends.
+    """
     if isinstance(error, AbortError):
         raise error
-    if isinstance(error, asyncio.CancelledError):
-        if context.cancelled() or context.done():
-            raise error
-        log.warning("handler_cancelled", method=method)
-        error = InternalError()
-    if not isinstance(error, FrontError):
-        # The text of an unknown exception may hold parts of a prompt: its type and place must do.
-        log.error("handler_failed", method=method, error=type(error).__name__, where=_place(error))
-        error = InternalError()
-    await asyncio.wait_for(
-        context.abort(error.code, error.to_status().message, trailing_metadata=error.trailers()), ABORT_SECONDS
-    )
+    status = error if isinstance(error, FrontError) else InternalError()
+    try:
+        await asyncio.wait_for(
+            context.abort(status.code, status.to_status().message, trailing_metadata=status.trailers()), ABORT_SECONDS
+        )
+    except AbortError:
+        if not isinstance(error, FrontError):
+            # The text of an unknown exception may hold parts of a prompt: its type and place must do.
+            log.error("handler_failed", method=method, error=type(error).__name__, where=_place(error))
+        raise
+    except Exception:
+        raise asyncio.CancelledError from None
 
 
 def _place(error: BaseException) -> str:
