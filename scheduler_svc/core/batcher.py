@@ -45,15 +45,17 @@ class Batcher:
     def schedule_decodes(self) -> None:
         """Lets decoding rows go on: looks only at those with an appointment, and at those that sat out."""
         decoding, step_id = self._worker.decoding, self.draft.record.step_id
-        due = decoding.pop_due(step_id)
-        if due or decoding.ready:
-            self._release_spent(due)
-            entering = self._rotate()
-            asking = [residence for residence in due if residence.lane is not None] + entering
+        asking = self._enter_ready() if decoding.ready else []
+        for residence in decoding.pop_due(step_id):
+            if residence.computed_before(step_id) == residence.most_computed:
+                self._release_spent(residence)
+            else:
+                asking.append(residence)
+        if len(asking) > self._worker.pool.num_available:  # else nobody has to give way to anybody
             asking.sort(key=lambda residence: residence.request.order)
-            for residence in asking:
-                if residence.request.residence is residence:  # else it was preempted for an older one
-                    self._decode(residence)
+        for residence in asking:
+            if residence.request.residence is residence:  # else it was preempted for an older one
+                self._decode(residence)
         self._budget -= len(decoding.lanes)
 
     def schedule_chunks(self) -> None:
@@ -72,19 +74,17 @@ class Batcher:
         while self._budget > 0 and (residence := admission.admit_next()) is not None:
             self._chunk(residence)
 
-    def _release_spent(self, due: list[Residence]) -> None:
-        """Rows that have sampled all they may: their last tokens are in flight, the worker needs the row no more."""
-        worker, step_id = self._worker, self.draft.record.step_id
-        for residence in [*due, *worker.decoding.ready.values()]:
-            request = residence.request
-            position = residence.computed_before(step_id) + 1 - request.num_prompt
-            if position > worker.last_position(request):
-                worker.vacate(residence)
-                request.move(State.LANDING)
+    def _release_spent(self, residence: Residence) -> None:
+        """A row has sampled all it may: its last tokens are in flight, the worker needs the row no more."""
+        self._worker.vacate(residence)
+        residence.request.move(State.LANDING)
 
-    def _rotate(self) -> list[Residence]:
+    def _enter_ready(self) -> list[Residence]:
         """Ready rows that may decode now. With more rows than budget those that ran longest sit out for them."""
         decoding, budget = self._worker.decoding, self._budget
+        for residence in list(decoding.ready.values()):
+            if residence.num_computed == residence.most_computed:
+                self._release_spent(residence)
         entering = list(decoding.ready.values())[:budget]
         surplus = len(decoding.lanes) + len(entering) - budget
         if surplus > 0:
@@ -95,24 +95,20 @@ class Batcher:
 
     def _decode(self, residence: Residence) -> None:
         """One row decodes in this step, if it has or gets the page for it."""
-        worker, decoding, step_id = self._worker, self._worker.decoding, self.draft.record.step_id
-        request, page_size = residence.request, worker.page_size
+        decoding, step_id = self._worker.decoding, self.draft.record.step_id
         computed = residence.computed_before(step_id)
-        if computed == len(residence.pages) * page_size and not self._supply.obtain(residence):
-            if residence.lane is not None:
-                decoding.sit_out(residence, StepId(step_id - 1))
-            return
-        last = worker.last_position(request)
+        to_page = len(residence.pages) * self._worker.page_size - computed  # steps it can do before it needs a page
+        if to_page == 0:
+            if not self._supply.obtain(residence):
+                if residence.lane is not None:
+                    decoding.sit_out(residence, StepId(step_id - 1))
+                return
+            to_page = self._worker.page_size
         if residence.lane is None:
-            decoding.enter(residence, step_id, last)
-        index, offset = divmod(computed, page_size)
-        to_next = page_size - offset  # steps until it needs a page
-        if request.hashes is not None:
-            if to_next == 1:
-                self.draft.add_fill(residence, index)
-            else:
-                to_next -= 1  # steps until it fills one
-        decoding.appoint(residence, step_id + min(to_next, request.num_prompt + last - computed))
+            decoding.enter(residence, step_id)
+        decoding.appoint(residence, step_id + min(to_page, residence.most_computed - computed))
+        if residence.request.hashes is not None:
+            decoding.appoint_fill(residence, step_id + to_page - 1)
 
     def _chunk(self, residence: Residence) -> None:
         """One row computes as many of its known tokens as budget and pages allow."""
@@ -127,7 +123,7 @@ class Batcher:
         num_tokens = min(wanted, len(residence.pages) * page_size - computed)
         again = min(request.num_seen, computed + num_tokens) - computed
         request.num_recomputed_tokens += max(again, 0)
-        self.draft.add_chunk(residence, num_tokens, worker.last_position(request))
+        self.draft.add_chunk(residence, num_tokens)
         if request.hashes is not None:
             for index in range(computed // page_size, residence.num_computed // page_size):
                 self.draft.add_fill(residence, index)

@@ -10,18 +10,20 @@ Invariant: every row the worker regards as decoding is in ``lanes`` or in ``read
 """
 
 from scheduler_svc.core.request import Lane, Residence
+from scheduler_svc.core.step import Fill
 from scheduler_svc.core.types import Row, StepId
 
 
 class Decoding:
     """Lanes, ready rows and appointments of one worker."""
 
-    __slots__ = ("_due", "_snapshot", "lanes", "ready")
+    __slots__ = ("_due", "_fills", "_snapshot", "lanes", "ready")
 
     def __init__(self) -> None:
         self.lanes: dict[int, Lane] = {}
         self.ready: dict[Row, Residence] = {}
         self._due: dict[int, list[Residence]] = {}
+        self._fills: dict[int, list[Residence]] = {}
         self._snapshot: dict[int, Lane] | None = None
 
     def snapshot(self) -> dict[int, Lane]:
@@ -30,11 +32,9 @@ class Decoding:
             self._snapshot = dict(self.lanes)
         return self._snapshot
 
-    def enter(self, residence: Residence, step_id: StepId, last: int) -> None:
-        """A ready row decodes in ``step_id`` and from then on, up to output position ``last``."""
-        request = residence.request
-        offset = residence.num_computed + 1 - request.num_prompt - step_id
-        residence.lane = (request, request.output, request.stop_token_ids, offset, last)
+    def enter(self, residence: Residence, step_id: StepId) -> None:
+        """A ready row decodes in ``step_id`` and from then on."""
+        residence.lane = residence.lane_from(step_id)
         del self.ready[residence.row]
         self.lanes[residence.row] = residence.lane
         self._snapshot = None
@@ -52,7 +52,7 @@ class Decoding:
         residence.num_computed = residence.computed_before(last_step + 1)
         residence.last_step = last_step
         residence.lane = None
-        residence.due_step = 0
+        residence.due_step = residence.fill_step = 0
         del self.lanes[residence.row]
         self._snapshot = None
 
@@ -64,3 +64,16 @@ class Decoding:
     def pop_due(self, step_id: StepId) -> list[Residence]:
         """The lanes to be looked at now."""
         return [residence for residence in self._due.pop(step_id, ()) if residence.due_step == step_id]
+
+    def appoint_fill(self, residence: Residence, step_id: int) -> None:
+        """A lane's last page is full after this step."""
+        residence.fill_step = step_id
+        self._fills.setdefault(step_id, []).append(residence)
+
+    def pop_fills(self, step_id: StepId) -> list[Fill]:
+        """The pages that lanes fill in this step."""
+        return [
+            (residence.request, len(residence.pages) - 1, residence.pages[-1])
+            for residence in self._fills.pop(step_id, ())
+            if residence.fill_step == step_id
+        ]

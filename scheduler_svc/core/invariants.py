@@ -83,7 +83,7 @@ def _check_rows(worker: Worker) -> None:
 
 
 def _check_tables(worker: Worker) -> None:
-    """A table has the pages its computed tokens fill and none more; a page with a name is full and holds those tokens."""
+    """A table has the pages that its computed tokens fill; a page with a name is full and holds those tokens."""
     size = worker.page_size
     for row, residence in worker.rows.items():
         request, computed = residence.request, residence.computed_before(worker.next_step)

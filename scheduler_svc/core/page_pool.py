@@ -63,10 +63,13 @@ class PagePool:
 
     def take(self, count: int) -> list[PageId]:
         """``count`` pages for one table; free ones first. There must be so many (``num_available``)."""
-        pages = [self._free.pop() if self._free else self._evict() for _ in range(count)]
-        for page in pages:
-            self.refs[page] = 1
-        return pages
+        return [self.take_one() for _ in range(count)]
+
+    def take_one(self) -> PageId:
+        """``take(1)``."""
+        page = self._free.pop() if self._free else self._evict()
+        self.refs[page] = 1
+        return page
 
     def share(self, pages: Sequence[PageId]) -> None:
         """Puts named pages into one more table."""

@@ -38,21 +38,25 @@ class PlanDraft:
         self._new_rows.append(new_row)
         self._append(residence.row, residence.pages)
 
+    def append_page(self, residence: Residence, page: PageId) -> None:
+        """One page comes to a row's table."""
+        residence.pages.append(page)
+        self._append_rows.append(residence.row)
+        self._append_pages.append(page)
+
     def append_pages(self, residence: Residence, pages: Sequence[PageId]) -> None:
         """Pages come to a row's table."""
         residence.pages += pages
         self._append(residence.row, pages)
 
-    def add_chunk(self, residence: Residence, num_tokens: int, last: int) -> None:
+    def add_chunk(self, residence: Residence, num_tokens: int) -> None:
         """A row computes tokens it knows; it samples if these are the last of them."""
-        request = residence.request
         record = self.record
         residence.num_computed += num_tokens
         residence.last_step = record.step_id
         record.chunks.append((residence, num_tokens, residence.num_computed))
         if not residence.is_prefilling:
-            offset = len(request.output) - record.step_id
-            record.firsts[residence.row] = (request, request.output, request.stop_token_ids, offset, last)
+            record.firsts[residence.row] = residence.lane_from(record.step_id + 1)
             self._started.append(residence)
 
     def add_fill(self, residence: Residence, index: int) -> None:
@@ -66,7 +70,6 @@ class PlanDraft:
         if len(kept) < len(self._append_rows):
             self._append_rows = array("i", [self._append_rows[index] for index in kept])
             self._append_pages = array("i", [self._append_pages[index] for index in kept])
-        self.record.fills = [fill for fill in self.record.fills if fill[0] is not residence.request]
 
     def build(self, worker: Worker) -> BatchPlan | None:
         """Puts the step in flight. None, and nothing done, if it computes nothing."""
@@ -74,6 +77,7 @@ class PlanDraft:
         record.lanes = decoding.snapshot()
         if not record.lanes and not record.chunks:
             return None
+        record.fills += decoding.pop_fills(record.step_id)
         plan = self._plan(worker)
         for residence in self._started:
             decoding.ready[residence.row] = residence

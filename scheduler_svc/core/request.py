@@ -60,9 +60,23 @@ MOVES: Final[dict[State, tuple[State, ...]]] = {
 class Residence:
     """One admission of a request to one worker: from row to release."""
 
-    __slots__ = ("due_step", "lane", "last_step", "num_computed", "num_known", "pages", "request", "row")
+    __slots__ = (
+        "due_step",
+        "fill_step",
+        "lane",
+        "last_position",
+        "last_step",
+        "most_computed",
+        "num_computed",
+        "num_known",
+        "pages",
+        "request",
+        "row",
+    )
 
-    def __init__(self, request: "Request", row: Row, pages: list[PageId], num_computed: int) -> None:
+    def __init__(
+        self, request: "Request", row: Row, pages: list[PageId], num_computed: int, last_position: int
+    ) -> None:
         self.request = request
         self.row = row
         self.pages = pages
@@ -71,17 +85,29 @@ class Residence:
         """Tokens computed when all planned steps are done; not kept up to date while there is a lane."""
         self.num_known = request.num_tokens
         """Tokens the worker was given with the row."""
+        self.last_position = last_position
+        """The last output position it may have here."""
+        self.most_computed = request.num_prompt + last_position
+        """Tokens it ever needs to compute: all but the last."""
         self.last_step = StepId(0)
         """Last step the row takes part in; not kept up to date while there is a lane."""
         self.lane: Lane | None = None
         self.due_step = 0
-        """Step at which the lane needs the batcher: a page, a full page, or its end."""
+        """Step at which the lane needs the batcher: for a page, or because it is at its end."""
+        self.fill_step = 0
+        """Step in which the lane fills its last page."""
 
     def computed_before(self, step_id: int) -> int:
         """Tokens computed when all steps before ``step_id`` are done (all planned ones, if there is no lane)."""
         if self.lane is None:
             return self.num_computed
         return self.request.num_prompt + step_id - 1 + self.lane[3]
+
+    def lane_from(self, step_id: int) -> Lane:
+        """What it does if it decodes in ``step_id``, after the tokens computed so far, and from then on."""
+        request = self.request
+        offset = self.num_computed + 1 - request.num_prompt - step_id
+        return request, request.output, request.stop_token_ids, offset, self.last_position
 
     @property
     def is_prefilling(self) -> bool:
@@ -195,15 +221,15 @@ class Request:
         hashes = self.hashes
         if hashes is None:
             return ()
-        num_pages = min(num_pages, self.num_tokens // page_size)
         if len(hashes) < num_pages:
-            start = len(hashes)
-            tokens = self._tokens_of_pages(start, num_pages, page_size)
-            hashes += hash_pages(self.new.root_hash, tokens, page_size, hashes[-1] if hashes else None)
+            hashes += self._next_names(len(hashes), num_pages, page_size)
         return hashes
 
-    def _tokens_of_pages(self, start: int, stop: int, page_size: int) -> "array[int]":
+    def _next_names(self, start: int, stop: int, page_size: int) -> list[PageHash]:
+        """Names of full pages ``start`` to ``stop``, as far as its tokens are known."""
         first, end, num_prompt = start * page_size, stop * page_size, self.num_prompt
         if first >= num_prompt:
-            return self.output[first - num_prompt : end - num_prompt]
-        return self.prompt[first:end] + self.output[: max(end - num_prompt, 0)]
+            tokens = self.output[first - num_prompt : end - num_prompt]
+        else:
+            tokens = self.prompt[first:end] + self.output[: max(end - num_prompt, 0)]
+        return hash_pages(self.new.root_hash, tokens, page_size, self.hashes[-1] if self.hashes else None)

@@ -41,7 +41,7 @@ class PageSupply:
             self._preempt(victim)
             if victim is residence:
                 return False
-        self._draft.append_pages(residence, pool.take(1))
+        self._draft.append_page(residence, pool.take_one())
         return True
 
     def _preempt(self, residence: Residence) -> None:

@@ -67,10 +67,6 @@ class Worker:
         self.capacity = min(limit, card.num_pages * card.page_size)
         """Most tokens of one request, prompt and output."""
 
-    def last_position(self, request: Request) -> int:
-        """The last output position that a request may have here."""
-        return min(request.new.max_tokens, self.capacity - request.num_prompt) - 1
-
     def num_pages_for(self, num_tokens: int) -> int:
         """Pages that so many tokens fill, the last one perhaps in part."""
         return -(-num_tokens // self.page_size)
@@ -78,7 +74,8 @@ class Worker:
     def seat(self, request: Request, cached_pages: list[PageId]) -> Residence:
         """Gives a request a row, and the cached pages it begins with."""
         self.pool.share(cached_pages)
-        residence = Residence(request, heappop(self.free_rows), cached_pages, len(cached_pages) * self.page_size)
+        num_cached_tokens, last_position = len(cached_pages) * self.page_size, self._last_position(request)
+        residence = Residence(request, heappop(self.free_rows), cached_pages, num_cached_tokens, last_position)
         request.residence = residence
         self.rows[residence.row] = residence
         insort(self.prefilling, residence, key=_order)
@@ -131,6 +128,10 @@ class Worker:
     def landing(self) -> "chain[Request]":
         """Requests without a row whose tokens are in flight; ended ones may be among them."""
         return chain.from_iterable(record.landing for record in self.in_flight)
+
+    def _last_position(self, request: Request) -> int:
+        """The last output position that a request may have here, by its own limit or the worker's."""
+        return min(request.new.max_tokens, self.capacity - request.num_prompt) - 1
 
     def _record(self, step_id: StepId) -> StepRecord | None:
         """The record of a step, if it is in flight."""
