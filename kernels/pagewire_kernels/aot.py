@@ -162,7 +162,7 @@ def _sampler_builds(data: str) -> Iterator[Build]:
         {"logits_ptr": data, "threshold_ptr": "*fp32", "top_k_ptr": "*i32"}
         | dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr"), "*fp32"),
         {**vocab, "TILE": threshold_file.TILE_TOKENS},
-        8,
+        threshold_file.NUM_WARPS,
     )
     if data == "*fp32":
         yield Build(

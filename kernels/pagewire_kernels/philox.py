@@ -25,24 +25,23 @@ def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
     for _ in range(10):
         product_a = c0 * _ROUND_A
         product_b = c2 * _ROUND_B
-        c0 = ((product_b >> 32) & _MASK) ^ c1 ^ k0
-        c1 = product_b & _MASK
-        c2 = ((product_a >> 32) & _MASK) ^ c3 ^ k1
-        c3 = product_a & _MASK
+        # Low halves stay unmasked until they meet the next high half: bits past 32 never reach a product.
+        c0 = ((product_b >> 32) ^ c1 ^ k0) & _MASK
+        c2 = ((product_a >> 32) ^ c3 ^ k1) & _MASK
+        c1, c3 = product_b, product_a
         k0 = (k0 + _KEY_A) & _MASK
         k1 = (k1 + _KEY_B) & _MASK
-    return c0, c1, c2, c3
+    return c0, c1 & _MASK, c2, c3 & _MASK
 
 
-def noise_words(token_ids: torch.Tensor, seed: int, output_position: int, output_index: int) -> torch.Tensor:
-    """The random word of each token id (int64 [N] -> int64 [N]) for one row; ``seed`` holds the bits of a uint64."""
-
-    def constant(value: int) -> torch.Tensor:
-        return torch.tensor(value & _MASK, dtype=torch.int64, device=token_ids.device)
-
-    counter = (token_ids // 4, constant(output_position), constant(output_index), constant(0))
-    words = torch.stack(torch.broadcast_tensors(*philox4x32(counter, (constant(seed), constant(seed >> 32)))))
-    return words.gather(0, (token_ids % 4)[None])[0]
+def noise_words(
+    token_ids: torch.Tensor, seeds: torch.Tensor, output_positions: torch.Tensor, output_index: torch.Tensor
+) -> torch.Tensor:
+    """The random word of each token id. All int64 and broadcast to [N]; ``seeds`` hold the bits of uint64 seeds."""
+    counter = (token_ids >> 2, output_positions, output_index, torch.zeros_like(token_ids))
+    words = philox4x32(counter, (seeds & _MASK, (seeds >> 32) & _MASK))
+    lane = token_ids & 3
+    return torch.where(lane < 2, torch.where(lane == 0, words[0], words[1]), torch.where(lane == 2, words[2], words[3]))
 
 
 def gumbel(words: torch.Tensor) -> torch.Tensor:

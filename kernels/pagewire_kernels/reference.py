@@ -8,7 +8,7 @@ import torch
 
 from pagewire_kernels.interface import AttentionBatch, SamplingBatch
 from pagewire_kernels.philox import gumbel, noise_words
-from pagewire_kernels.truncation import mass_limit, masses, scale_logits
+from pagewire_kernels.truncation import mass_limit, masses, min_p_threshold, scale_logits
 
 
 class ReferenceKernels:
@@ -105,13 +105,13 @@ def _sample_row(logits: torch.Tensor, batch: SamplingBatch, row: int) -> int:
     temperature = float(batch.temperature[row])
     if temperature == 0.0:
         return int(_first_argmax(logits.float()))
-    scaled = scale_logits(logits, temperature)
-    threshold = truncation_threshold(scaled, int(batch.top_k[row]), float(batch.top_p[row]), float(batch.min_p[row]))
-    token_ids = torch.arange(logits.shape[0], device=logits.device)
-    words = noise_words(
-        token_ids, int(batch.seeds[row]), int(batch.output_positions[row]), int(batch.output_index[row])
+    threshold = truncation_threshold(
+        logits.float(), temperature, int(batch.top_k[row]), float(batch.top_p[row]), float(batch.min_p[row])
     )
-    noisy = torch.where(scaled >= threshold, scaled + gumbel(words), float("-inf"))
+    token_ids = torch.arange(logits.shape[0], device=logits.device)
+    words = noise_words(token_ids, batch.seeds[row], batch.output_positions[row].long(), batch.output_index[row].long())
+    noisy = scale_logits(logits, temperature) + gumbel(words)
+    noisy = torch.where(logits >= threshold, noisy, float("-inf"))
     return int(_first_argmax(noisy))
 
 
@@ -120,17 +120,18 @@ def _first_argmax(values: torch.Tensor) -> torch.Tensor:
     return (values == values.max()).nonzero()[0, 0]
 
 
-def truncation_threshold(scaled: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """Smallest value of ``scaled`` [V] (float32, ``logits / temperature``) that min_p, top_k and top_p keep, in
-    order."""
-    kept = torch.sort(scaled, descending=True).values
+def truncation_threshold(
+    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> torch.Tensor:
+    """Smallest of the float32 logits [V] that min_p, top_k and top_p keep, in that order."""
+    kept = torch.sort(logits, descending=True).values
     peak = kept[0]
     if min_p > 0.0:
-        kept = kept[kept >= peak + torch.log(torch.tensor(min_p, dtype=torch.float32, device=scaled.device))]
+        kept = kept[kept >= min_p_threshold(peak, temperature, min_p)]
     if 0 < top_k < kept.shape[0]:
         kept = kept[kept >= kept[top_k - 1]]
     if top_p < 1.0:
-        mass = masses(kept, peak)
+        mass = masses(kept, peak, temperature)
         above = torch.cumsum(mass, dim=0) - mass
         kept = kept[kept >= kept[above < mass_limit(mass.sum(), top_p)][-1]]
     return kept[-1]

@@ -1,14 +1,14 @@
 """What min_p, top_k and top_p keep, written so that every kernel set can compute it exactly and without a sort.
 
-Each step keeps the tokens at or above some value, so a row's kept set is ``scaled >= threshold``. With ``scaled`` the
-row's ``logit / temperature`` and ``peak`` its maximum:
+Each step keeps the tokens at or above some logit, so a row's kept set is ``logit >= threshold``. With ``peak`` the
+row's largest logit:
 
-* min_p keeps ``scaled >= peak + log(min_p)``;
+* min_p keeps ``logit >= peak + temperature * log(min_p)``;
 * top_k keeps a token if fewer than ``top_k`` tokens lie strictly above it (ties at the border all stay);
 * top_p keeps a token if the mass strictly above it is below ``top_p`` of the mass that the steps before kept.
 
-Mass is counted in whole units of 2**-40 of the likeliest token's: integer sums do not depend on the order of summation,
-so a CPU's sort, a GPU's bisection and any split of a row agree.
+A token's mass is ``exp((logit - peak) / temperature)``, counted in whole units of 2**-40: integer sums do not depend on
+the order of summation, so a CPU's sort, a GPU's bisection and any split of a row agree.
 """
 
 import torch
@@ -25,9 +25,15 @@ def scale_logits(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     return logits.float() / torch.tensor(max(temperature, MIN_TEMPERATURE), dtype=torch.float32, device=logits.device)
 
 
-def masses(scaled: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
-    """int64 mass of each value; the peak has MASS_ONE even where it is infinite."""
-    relative = torch.where(scaled == peak, 1.0, torch.exp(scaled - peak))
+def min_p_threshold(peak: torch.Tensor, temperature: float, min_p: float) -> torch.Tensor:
+    """Smallest logit that min_p > 0 keeps; float32."""
+    return peak + max(temperature, MIN_TEMPERATURE) * torch.log(peak.new_tensor(min_p))
+
+
+def masses(logits: torch.Tensor, peak: torch.Tensor, temperature: float) -> torch.Tensor:
+    """int64 mass of each float32 logit; the peak has MASS_ONE even where it is infinite."""
+    inverse = 1.0 / peak.new_tensor(max(temperature, MIN_TEMPERATURE))
+    relative = torch.where(logits == peak, 1.0, torch.exp((logits - peak) * inverse))
     return (relative * MASS_ONE).to(torch.int64)
 
 

@@ -56,7 +56,7 @@ def test_philox_equals_plain_python_on_random_counters() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2**63 - 1, -1, -(2**63)])
 def test_noise_words_follow_the_counter_layout(seed: int) -> None:
     token_ids = torch.tensor([0, 1, 2, 3, 4, 7, 151_935])
-    words = noise_words(token_ids, seed, output_position=9, output_index=2).tolist()
+    words = noise_words(token_ids, torch.tensor(seed), torch.tensor(9), torch.tensor(2)).tolist()
     key = (seed & MASK, (seed >> 32) & MASK)
     assert words == [plain_philox((i // 4, 9, 2, 0), key)[i % 4] for i in token_ids.tolist()]
 

@@ -1,74 +1,92 @@
 """Sampling on a CPU, equal to the reference but without sorting a vocabulary or drawing noise for all of it.
 
-No noise exceeds MAX_GUMBEL, so once the noise of the most likely tokens is known, a token can only win if its scaled
-logit lies within MAX_GUMBEL of the best score so far. Those tokens are the only ones whose noise is computed.
+No noise exceeds MAX_GUMBEL, so once the noise of a row's likeliest token is known, a token can only win if its scaled
+logit lies within MAX_GUMBEL of that token's score. Those tokens are the only ones whose noise is computed, for all rows
+of a step at once.
 """
 
 import torch
 
 from pagewire_kernels.interface import SamplingBatch
 from pagewire_kernels.philox import MAX_GUMBEL, gumbel, noise_words
-from pagewire_kernels.truncation import mass_limit, masses, scale_logits
+from pagewire_kernels.truncation import MIN_TEMPERATURE, mass_limit, masses, min_p_threshold
 
-_PROBED_TOKENS = 32
-"""Most likely tokens whose noise is drawn first to bound the winner's score."""
 _SORTED_TOKENS = 1024
-"""Most likely tokens in which a top_p border is looked for before the whole row is sorted."""
+"""Likeliest tokens in which a top_p border is looked for before the whole row is sorted."""
+_MASSLESS_DISTANCE = 28.0
+"""A scaled logit this far below the peak has mass 0: ``exp(-28) * 2**40`` is below 1."""
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """As in the interface: logits [R, V] -> (token ids int32 [R], status uint8 [R])."""
-    # max propagates NaN, so the status needs no pass of its own. torch's CPU argmax returns the first maximum.
-    peaks, token_ids = logits.max(dim=1) if logits.shape[0] else (logits.new_empty(0), torch.empty(0))
+    if not logits.shape[0]:
+        return torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.uint8)
+    # max propagates NaN, so the status needs no pass of its own; on a CPU it finds the first maximum.
+    peaks, token_ids = logits.max(dim=1)
     is_nan = peaks.isnan()
-    token_ids = token_ids.to(torch.int32)
     if not batch.all_greedy:
-        random_rows = ((batch.temperature > 0.0) & ~is_nan).nonzero()[:, 0].tolist()
-        for row in random_rows:
-            token_ids[row] = _sample_row(logits[row], batch, row)
-    return token_ids, is_nan.to(torch.uint8)
+        rows = ((batch.temperature > 0.0) & ~is_nan).nonzero()[:, 0]
+        if rows.shape[0]:
+            token_ids[rows] = _sample_rows(logits[rows].float(), token_ids[rows], rows, batch)
+    return token_ids.to(torch.int32), is_nan.to(torch.uint8)
 
 
-def _sample_row(logits: torch.Tensor, batch: SamplingBatch, row: int) -> torch.Tensor:
-    scaled = scale_logits(logits, float(batch.temperature[row]))
-    threshold = scaled.new_tensor(float("-inf"))
+def _sample_rows(
+    logits: torch.Tensor, likeliest: torch.Tensor, rows: torch.Tensor, batch: SamplingBatch
+) -> torch.Tensor:
+    """Token ids int64 [r] of the rows with a temperature; logits float32 [r, V], likeliest int64 [r]."""
+    scaled = logits / batch.temperature[rows].clamp(min=MIN_TEMPERATURE)[:, None]
     if batch.any_truncation:
-        threshold = truncation_threshold(
-            scaled, int(batch.top_k[row]), float(batch.top_p[row]), float(batch.min_p[row])
-        )
-    key = int(batch.seeds[row]), int(batch.output_positions[row]), int(batch.output_index[row])
-    probed = torch.topk(scaled, min(_PROBED_TOKENS, scaled.shape[0])).indices
-    probed = probed[scaled[probed] >= threshold]
-    best = _noisy(scaled, probed, key).max()
+        thresholds = torch.stack([_row_threshold(logits[i], batch, row) for i, row in enumerate(rows.tolist())])
+        scaled.masked_fill_(logits < thresholds[:, None], float("-inf"))
+    everyone = torch.arange(rows.shape[0])
+    best = _scores(scaled, everyone, likeliest, rows, batch)
     # The bound is lowered by a few roundings of its own size, which only admits more tokens.
     bound = torch.where(best.isinf(), best, best - MAX_GUMBEL - best.abs() * 1e-6)
-    candidates = (scaled >= torch.maximum(threshold, bound)).nonzero()[:, 0]
-    noisy = _noisy(scaled, candidates, key)
-    return candidates[(noisy == noisy.max()).nonzero()[0, 0]]
+    local_rows, token_ids = (scaled >= bound[:, None]).nonzero(as_tuple=True)
+    scores = _scores(scaled, local_rows, token_ids, rows, batch)
+    best = torch.full_like(bound, float("-inf")).scatter_reduce_(0, local_rows, scores, "amax")
+    wins = scores == best[local_rows]
+    lowest = torch.full_like(likeliest, logits.shape[1])
+    return lowest.scatter_reduce_(0, local_rows[wins], token_ids[wins], "amin")
 
 
-def _noisy(scaled: torch.Tensor, token_ids: torch.Tensor, key: tuple[int, int, int]) -> torch.Tensor:
-    return scaled[token_ids] + gumbel(noise_words(token_ids, *key))
+def _scores(
+    scaled: torch.Tensor, local_rows: torch.Tensor, token_ids: torch.Tensor, rows: torch.Tensor, batch: SamplingBatch
+) -> torch.Tensor:
+    """Noisy score [N] of token ``token_ids[i]`` of row ``rows[local_rows[i]]`` of the batch."""
+    keys = rows[local_rows]
+    words = noise_words(
+        token_ids, batch.seeds[keys], batch.output_positions[keys].long(), batch.output_index[keys].long()
+    )
+    return scaled[local_rows, token_ids] + gumbel(words)
 
 
-def truncation_threshold(scaled: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """Smallest kept value of ``scaled`` [V]; ``truncation.py`` defines what is kept."""
-    peak = scaled.max()
-    threshold = scaled.new_tensor(float("-inf"))
+def _row_threshold(logits: torch.Tensor, batch: SamplingBatch, row: int) -> torch.Tensor:
+    """Smallest kept one of the float32 logits [V], or a value below it; ``truncation.py`` defines what is kept."""
+    temperature, top_k = float(batch.temperature[row]), int(batch.top_k[row])
+    top_p, min_p = float(batch.top_p[row]), float(batch.min_p[row])
+    peak = logits.max()
+    threshold = logits.new_tensor(float("-inf"))
     if min_p > 0.0:
-        threshold = peak + torch.log(scaled.new_tensor(min_p))
-    if 0 < top_k < scaled.shape[0]:
-        threshold = torch.maximum(threshold, torch.topk(scaled, top_k).values[-1])
+        threshold = min_p_threshold(peak, temperature, min_p)
+    if 0 < top_k < logits.shape[0]:
+        threshold = torch.maximum(threshold, torch.topk(logits, top_k).values[-1])
     if top_p < 1.0:
-        threshold = _top_p_threshold(scaled[scaled >= threshold], peak, top_p)
+        threshold = _top_p_threshold(logits, threshold, peak, temperature, top_p)
     return threshold
 
 
-def _top_p_threshold(kept: torch.Tensor, peak: torch.Tensor, top_p: float) -> torch.Tensor:
-    limit = mass_limit(masses(kept, peak).sum(), top_p)
+def _top_p_threshold(
+    logits: torch.Tensor, threshold: torch.Tensor, peak: torch.Tensor, temperature: float, top_p: float
+) -> torch.Tensor:
+    """The smallest logit that top_p keeps of those at or above the threshold."""
+    massless = peak - max(temperature, MIN_TEMPERATURE) * _MASSLESS_DISTANCE
+    kept = logits[logits >= torch.maximum(threshold, massless)]
+    limit = mass_limit(masses(kept, peak, temperature).sum(), top_p)
     for count in (min(_SORTED_TOKENS, kept.shape[0]), kept.shape[0]):
         likeliest = torch.topk(kept, count).values
-        mass = masses(likeliest, peak)
+        mass = masses(likeliest, peak, temperature)
         above = torch.cumsum(mass, dim=0) - mass
         inside = likeliest[above < limit]
         if inside.shape[0] < count:

@@ -39,7 +39,7 @@ def token_scores(
         uniform = ((words >> 9).to(tl.int32).to(tl.float32) + 0.5) * (1.0 / 8388608.0)
         noisy = scaled - tl.log(-tl.log(uniform))
         if TRUNCATE:
-            noisy = tl.where(scaled >= threshold, noisy, float("-inf"))
+            noisy = tl.where(logits >= threshold, noisy, float("-inf"))
         scores = tl.where(temperature > 0.0, noisy, logits)
     return tl.where(is_nan, float("-inf"), scores), is_nan.to(tl.int32)
 

@@ -16,7 +16,8 @@ from pagewire_kernels.interface import SamplingBatch
 
 MIN_TEMPERATURE = tl.constexpr(truncation.MIN_TEMPERATURE)
 MASS_ONE = tl.constexpr(truncation.MASS_ONE)
-TILE_TOKENS = 4096
+TILE_TOKENS = 8192
+NUM_WARPS = 16
 
 
 @triton.jit
@@ -34,48 +35,48 @@ def key_to_float(key):
 
 
 @triton.jit
-def load_scaled(logits_row_ptr, first_token, temperature, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    """(logits / temperature, inside the vocabulary) of TILE tokens."""
+def load_tile(logits_row_ptr, first_token, VOCAB: tl.constexpr, TILE: tl.constexpr):
+    """(float32 logits, inside the vocabulary) of TILE tokens."""
     token_ids = first_token + tl.arange(0, TILE)
     inside = token_ids < VOCAB
-    logits = tl.load(logits_row_ptr + token_ids, mask=inside, other=float("-inf")).to(tl.float32)
-    return tl.div_rn(logits, temperature + tl.zeros_like(logits)), inside
+    return tl.load(logits_row_ptr + token_ids, mask=inside, other=float("-inf")).to(tl.float32), inside
 
 
 @triton.jit
-def count_above(logits_row_ptr, pivot, temperature, VOCAB: tl.constexpr, TILE: tl.constexpr):
+def row_peak(logits_row_ptr, VOCAB: tl.constexpr, TILE: tl.constexpr):
+    """Largest logit; NaN is passed over."""
+    peaks = tl.full([TILE], float("-inf"), tl.float32)
+    for first_token in tl.range(0, VOCAB, TILE):
+        logits, _inside = load_tile(logits_row_ptr, first_token, VOCAB, TILE)
+        peaks = tl.where(logits > peaks, logits, peaks)
+    return tl.max(peaks, 0)
+
+
+@triton.jit
+def count_above(logits_row_ptr, pivot, VOCAB: tl.constexpr, TILE: tl.constexpr):
     """Tokens strictly above the pivot."""
     count = tl.zeros([TILE], tl.int32)
     for first_token in tl.range(0, VOCAB, TILE):
-        scaled, inside = load_scaled(logits_row_ptr, first_token, temperature, VOCAB, TILE)
-        count += ((scaled > pivot) & inside).to(tl.int32)
+        # Nothing is above -inf that lies outside the vocabulary: those lanes hold -inf themselves.
+        logits, _inside = load_tile(logits_row_ptr, first_token, VOCAB, TILE)
+        count += (logits > pivot).to(tl.int32)
     return tl.sum(count, 0)
 
 
 @triton.jit
 def mass_above(
-    logits_row_ptr, pivot, peak, temperature, INCLUSIVE: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr
+    logits_row_ptr, pivot, peak, inverse_temperature, INCLUSIVE: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr
 ):
     """int64 mass strictly above the pivot, or at it too if INCLUSIVE."""
     mass = tl.zeros([TILE], tl.int64)
     for first_token in tl.range(0, VOCAB, TILE):
-        scaled, inside = load_scaled(logits_row_ptr, first_token, temperature, VOCAB, TILE)
-        relative = tl.where(scaled == peak, 1.0, tl.exp(scaled - peak))
-        counts = scaled > pivot
+        logits, inside = load_tile(logits_row_ptr, first_token, VOCAB, TILE)
+        relative = tl.where(logits == peak, 1.0, tl.exp((logits - peak) * inverse_temperature))
+        counts = logits > pivot
         if INCLUSIVE:
-            counts = scaled >= pivot
+            counts = logits >= pivot
         mass += tl.where(counts & inside, relative * MASS_ONE, 0.0).to(tl.int64)
     return tl.sum(mass, 0)
-
-
-@triton.jit
-def row_peak(logits_row_ptr, temperature, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    """Largest logit / temperature; NaN logits are passed over."""
-    peaks = tl.full([TILE], float("-inf"), tl.float32)
-    for first_token in tl.range(0, VOCAB, TILE):
-        scaled, _inside = load_scaled(logits_row_ptr, first_token, temperature, VOCAB, TILE)
-        peaks = tl.where(scaled > peaks, scaled, peaks)
-    return tl.max(peaks, 0)
 
 
 @triton.jit(do_not_specialize=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"])
@@ -102,29 +103,30 @@ def truncation_threshold_kernel(
     if (temperature > 0.0) & (uses_top_k | uses_top_p | (min_p > 0.0)):
         temperature = tl.maximum(temperature, MIN_TEMPERATURE)
         logits_row_ptr = logits_ptr + row * LOGITS_STRIDE
-        peak = row_peak(logits_row_ptr, temperature, VOCAB, TILE)
+        peak = row_peak(logits_row_ptr, VOCAB, TILE)
         if min_p > 0.0:
-            threshold = peak + tl.log(min_p)
+            threshold = peak + temperature * tl.log(min_p)
         if uses_top_k:
             # Invariant of both searches: the key `high` satisfies the condition, `low` does not or bounds the interval.
             low = float_to_key(threshold) - 1
             high = float_to_key(peak)
             while high - low > 1:
                 middle = low + (high - low) // 2
-                if count_above(logits_row_ptr, key_to_float(middle), temperature, VOCAB, TILE) < top_k:
+                if count_above(logits_row_ptr, key_to_float(middle), VOCAB, TILE) < top_k:
                     high = middle
                 else:
                     low = middle
             threshold = key_to_float(high)
         if uses_top_p:
-            kept_mass = mass_above(logits_row_ptr, threshold, peak, temperature, True, VOCAB, TILE)
+            inverse = tl.div_rn(1.0, temperature)
+            kept_mass = mass_above(logits_row_ptr, threshold, peak, inverse, True, VOCAB, TILE)
             limit = tl.maximum((kept_mass.to(tl.float64) * top_p.to(tl.float64)).to(tl.int64), 1)
             low = float_to_key(threshold) - 1
             high = float_to_key(peak)
             while high - low > 1:
                 middle = low + (high - low) // 2
                 pivot = key_to_float(middle)
-                if mass_above(logits_row_ptr, pivot, peak, temperature, False, VOCAB, TILE) < limit:
+                if mass_above(logits_row_ptr, pivot, peak, inverse, False, VOCAB, TILE) < limit:
                     high = middle
                 else:
                     low = middle
@@ -133,7 +135,7 @@ def truncation_threshold_kernel(
 
 
 def truncation_thresholds(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """float32 [R]: tokens with ``logits / temperature`` at or above it are kept. logits [R, V], columns contiguous.
+    """float32 [R]: tokens with logits at or above it are kept. logits [R, V], columns contiguous.
 
     A row without truncation, or greedy, costs nothing; each of top_k and top_p reads its row about 32 times.
     """
@@ -149,6 +151,6 @@ def truncation_thresholds(logits: torch.Tensor, batch: SamplingBatch) -> torch.T
         LOGITS_STRIDE=logits.stride(0),
         VOCAB=vocab,
         TILE=TILE_TOKENS,
-        num_warps=8,
+        num_warps=NUM_WARPS,
     )
     return threshold
