@@ -59,7 +59,7 @@ def count_pages(available_bytes: int, shape: PageShape, *, max_model_len: int, m
 
 
 def allocate_pages(num_pages: int, shape: PageShape, device: torch.device) -> Sequence[torch.Tensor]:
-    """One tensor a layer, uninitialised: no slot is read before it is written, and untouched ones cost a CPU nothing."""
+    """One tensor a layer, uninitialised: no slot is read before it is written, and untouched pages take no memory."""
     size = (num_pages, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
     return [torch.empty(size, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
 

@@ -1,8 +1,8 @@
 """The container format GGUF (versions 2 and 3, little-endian): metadata and where each tensor lies.
 
-Every length is checked against the file's size before it is used, so a truncated or corrupt file is an error at once and
-never a long loop or a large allocation. Reads a vocabulary of 50,000 tokens in a tenth of a second, which matters when a
-worker starts again while its requests wait; the gguf package's reader needs seconds.
+Every length is checked against the file's size before it is used, so a truncated or corrupt file is an error at once
+and never a long loop or a large allocation. Reads a vocabulary of 50,000 tokens in a tenth of a second, which matters
+when a worker starts again while its requests wait; the gguf package's reader needs seconds.
 
 Source: github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """

@@ -94,7 +94,11 @@ def test_sigterm_while_loading_ends_it_cleanly(tiny: TinyModel, tmp_path: Path) 
     [
         ("nowhere", (), "nowhere: no such file or directory"),
         ("", ("--page-size", "0"), "--page-size '0': not allowed; allowed: greater than or equal to 1"),
-        ("", ("--kv-cache-memory-bytes", "1000"), "the page pool is too small: one request of max_model_len 2048 needs"),
+        (
+            "",
+            ("--kv-cache-memory-bytes", "1000"),
+            "the page pool is too small: one request of max_model_len 2048 needs",
+        ),
     ],
 )
 def test_what_cannot_start_says_one_line_and_exits_2(

@@ -280,7 +280,9 @@ def drive(
             maker.commit(launched.popleft().wait())
 
 
-def generate(runner: ModelRunner, generations: Sequence[Generation], **options: int) -> list[list[int]]:
+def generate(
+    runner: ModelRunner, generations: Sequence[Generation], *, max_in_flight: int = 2, **options: int
+) -> list[list[int]]:
     """Outputs of all generations, run together on fresh rows."""
     runner.reset()
     limits = runner.limits
@@ -292,5 +294,5 @@ def generate(runner: ModelRunner, generations: Sequence[Generation], **options: 
         **options,
     )
     maker.submit(*generations)
-    drive(runner, maker)
+    drive(runner, maker, max_in_flight=max_in_flight)
     return [generation.output for generation in generations]

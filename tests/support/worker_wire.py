@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import zmq
-from gpu_worker.batch_plan import BatchPlan, StepResult
-from pagewire.internal.v1 import worker_pb2 as pb
-
 import numpy as np
+import zmq
+from pagewire.internal.v1 import worker_pb2 as pb
 from support.plan_driver import PlanMaker
+
+from gpu_worker.batch_plan import BatchPlan, StepResult
 
 SECONDS = 60.0
 SESSION = 0x5E5510
@@ -44,7 +44,9 @@ class WireScheduler:
     def __exit__(self, *ending: object) -> None:
         self.close()
 
-    def send(self, kind: str, body: object, *, step_id: int = 0, session: int | None = None, epoch: int | None = None) -> None:
+    def send(
+        self, kind: str, body: object, *, step_id: int = 0, session: int | None = None, epoch: int | None = None
+    ) -> None:
         frame = pb.SchedulerFrame(
             session=self.session if session is None else session,
             epoch=self.epoch if epoch is None else epoch,
@@ -76,9 +78,7 @@ class WireScheduler:
         """A plan maker for the worker that said hello."""
         hello = self.hello
         options.setdefault("budget", hello.max_num_batched_tokens)
-        return PlanMaker(
-            num_rows=hello.max_num_seqs, num_pages=hello.num_pages, page_size=hello.page_size, **options
-        )
+        return PlanMaker(num_rows=hello.max_num_seqs, num_pages=hello.num_pages, page_size=hello.page_size, **options)
 
     def send_plan(self, plan: BatchPlan) -> None:
         self.send("plan", plan_message(plan), step_id=plan.step_id)
