@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker.config import WorkerConfig
+from scheduler_svc.config import SchedulerConfig
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("scheduler_svc", "gpu_worker", "kernels/pagewire_kernels", "clients/python/pagewire_client")
 PLAIN_FOLDERS = ("kernels", "protos", "clients", "clients/python", "deploy", "docs")
@@ -188,3 +191,14 @@ def test_every_method_of_the_contract_is_listed_as_built_or_not() -> None:
     for service in ("generation", "model"):
         proto = (ROOT / "protos" / "pagewire" / "v1" / f"{service}.proto").read_text()
         assert [name for name in re.findall(r"rpc (\w+)\(", proto) if f"`{name}`" not in text] == []
+
+
+def test_every_flag_is_documented() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    flags = {
+        name.replace("_", "-")
+        for settings in (SchedulerConfig, WorkerConfig)
+        for name in settings.model_fields
+        if name != "model"
+    }
+    assert sorted(flag for flag in flags if f"--{flag}`" not in text and f"--[no-]{flag}`" not in text) == []
