@@ -82,7 +82,7 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
     page_size = {"PAGE_SIZE": shape.page_size}
     group = shape.num_heads // shape.num_kv_heads
 
-    tiles = launch.decode_tiles(group, shape.dtype, hip)
+    tiles = launch.decode_tiles(group, shape.page_size, shape.dtype, hip)
     splits = {"NUM_SPLITS": 8, "MIN_SPLIT": launch.MIN_SPLIT_TOKENS, "ROWS": tiles.rows, "TILE": tiles.tokens}
     partials = {"partial_ptr": "*fp32", "log_sum_ptr": "*fp32"}
     yield Build(

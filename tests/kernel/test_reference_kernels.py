@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from pagewire_kernels import load_kernels
 from pagewire_kernels.philox import MAX_GUMBEL, gumbel, noise_words, philox4x32
 from support import sampling_checks
 from support.kernel_cases import ATTENTION_CASES, AttentionCase, attention_inputs, seeded
@@ -44,6 +45,12 @@ def test_philox_gives_the_published_words(
 ) -> None:
     assert plain_philox(counter, key) == words
     assert torch_philox(counter, key) == words
+
+
+def test_kernel_sets_load_by_name() -> None:
+    assert [load_kernels(name).name for name in ("triton", "cpu", "reference")] == ["triton", "cpu", "reference"]
+    with pytest.raises(ValueError, match="no kernel set 'cuda'"):
+        load_kernels("cuda")
 
 
 def test_philox_equals_plain_python_on_random_counters() -> None:
