@@ -99,6 +99,7 @@ bench: $(VENV)/.dev ## measure Pagewire on the workloads A to E
 soak: export OMP_WAIT_POLICY = PASSIVE
 soak: export HYPOTHESIS_PROFILE = soak
 soak: $(VENV)/.dev ## the long tests: full fuzzing, endurance
+	$(PYTEST) tests/property --timeout=3600 $(ARGS)
 	$(PYTEST) -m soak --timeout=3600 $(ARGS)
 
 clean: ## remove the environment and everything generated outside git
