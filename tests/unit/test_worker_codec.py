@@ -1,0 +1,178 @@
+"""What the worker's codec refuses by the message alone, and that what it writes is what worker.proto says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from pagewire.internal.v1 import worker_pb2 as pb
+
+from gpu_worker import codec
+from gpu_worker.batch_plan import StepResult, int32s
+from gpu_worker.errors import PlanRefusedError
+
+
+def column(*values: int) -> bytes:
+    return np.array(values, dtype="<i4").tobytes()
+
+
+def floats(*values: float) -> bytes:
+    return np.array(values, dtype="<f4").tobytes()
+
+
+def make_message() -> pb.BatchPlan:
+    """Two rows begin, with three and two tokens; everything a plan can carry is there."""
+    return pb.BatchPlan(
+        releases=column(7),
+        new_rows=pb.NewRows(
+            rows=column(1, 2),
+            num_prompt_tokens=column(3, 2),
+            num_token_ids=column(3, 2),
+            token_ids=column(10, 11, 12, 20, 21),
+            num_cached_tokens=column(0, 0),
+            output_indices=column(0, 1),
+            seeds=np.array([5, 2**64 - 1], dtype="<u8").tobytes(),
+            temperatures=floats(0, 0.5),
+            top_ps=floats(1, 0.9),
+            top_ks=column(0, 40),
+            min_ps=floats(0, 0.1),
+        ),
+        append_rows=column(1, 2),
+        append_pages=column(8, 9),
+        copy_sources=column(4),
+        copy_destinations=column(5),
+        chunk_rows=column(1, 2),
+        chunk_tokens=column(3, 2),
+        published_pages=column(3),
+        published_hashes=bytes(16),
+        published_parents=bytes(16),
+        evicted_pages=column(6),
+        group_ids=column(1),
+        group_pages=column(1),
+        group_sizes=column(2),
+        group_rows=column(1, 2),
+        num_scheduled_rows=2,
+        num_scheduled_tokens=5,
+    )
+
+
+def decode(message: pb.BatchPlan) -> Any:
+    frame = codec.decode_frame(pb.SchedulerFrame(session=1, epoch=2, step_id=3, plan=message).SerializeToString())
+    assert frame is not None
+    return codec.decode_plan(frame)
+
+
+def test_a_plan_is_read_as_it_was_written() -> None:
+    plan = decode(make_message())
+    assert (plan.epoch, plan.step_id, plan.num_scheduled_rows, plan.num_scheduled_tokens) == (2, 3, 2, 5)
+    assert plan.releases.tolist() == [7]
+    assert plan.new_rows.token_ids.tolist() == [10, 11, 12, 20, 21]
+    assert plan.new_rows.seeds.tolist() == [5, 2**64 - 1]
+    assert plan.new_rows.temperatures.tolist() == [0, 0.5]
+    assert plan.append_pages.tolist() == [8, 9]
+    assert plan.chunk_tokens.tolist() == [3, 2]
+    assert (plan.published_pages.tolist(), plan.evicted_pages.tolist()) == ([3], [6])
+
+
+def test_an_empty_plan_is_a_plan() -> None:
+    plan = decode(pb.BatchPlan())
+    assert (len(plan.new_rows.rows), len(plan.chunk_rows)) == (0, 0)
+
+
+COLUMNS = (
+    "releases",
+    "append_rows",
+    "append_pages",
+    "copy_sources",
+    "chunk_rows",
+    "chunk_tokens",
+    "idle_rows",
+    "evicted_pages",
+)
+NEW_ROW_COLUMNS = (
+    *("rows", "num_prompt_tokens", "num_token_ids", "token_ids", "num_cached_tokens", "output_indices", "seeds"),
+    *("temperatures", "top_ps", "top_ks", "min_ps"),
+)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_torn_column_is_refused(name: str) -> None:
+    message = make_message()
+    setattr(message, name, getattr(message, name) + b"\0")
+    with pytest.raises(PlanRefusedError, match=f"{name}: .* bytes"):
+        decode(message)
+
+
+@pytest.mark.parametrize("name", NEW_ROW_COLUMNS)
+@pytest.mark.parametrize(
+    "change", [lambda data: data[:-1], lambda data: data[:-8], lambda data: data + bytes(8), lambda data: b""]
+)
+def test_new_rows_of_unequal_columns_are_refused(name: str, change: Callable[[bytes], bytes]) -> None:
+    message = make_message()
+    setattr(message.new_rows, name, change(getattr(message.new_rows, name)))
+    with pytest.raises(PlanRefusedError):
+        decode(message)
+
+
+def spoil(**fields: Any) -> Callable[[pb.BatchPlan], None]:
+    def apply(message: pb.BatchPlan) -> None:
+        for name, value in fields.items():
+            setattr(message, name, value)
+
+    return apply
+
+
+def spoil_new_rows(**fields: Any) -> Callable[[pb.BatchPlan], None]:
+    def apply(message: pb.BatchPlan) -> None:
+        for name, value in fields.items():
+            setattr(message.new_rows, name, value)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (spoil(append_pages=column(8)), "append: columns of different lengths"),
+        (spoil(copy_destinations=b""), "copy: columns of different lengths"),
+        (spoil(chunk_tokens=column(3)), "chunk: columns of different lengths"),
+        (spoil(published_hashes=bytes(15)), "published_hashes has 15 bytes for 1 pages"),
+        (spoil(published_parents=bytes(32)), "published_parents has 32 bytes for 1 pages"),
+        (spoil(group_pages=b""), "group: columns"),
+        (spoil(group_sizes=column(1)), "group_rows does not match"),
+        (spoil(group_sizes=column(-1)), "negative size"),
+        (spoil_new_rows(num_token_ids=column(3, 0)), "a row without token ids"),
+        (spoil_new_rows(num_token_ids=column(-3, 2)), "a row without token ids"),
+        (spoil_new_rows(num_token_ids=column(2, 2)), "5 token ids do not match"),
+        (spoil_new_rows(num_token_ids=column(2**31 - 1, 2**31 - 1)), "do not match"),
+        (spoil_new_rows(grammar_ids=column(-1, 0)), "grammars are not supported"),
+        (lambda message: message.grammars.add(grammar_id=1), "grammars are not supported"),
+        (lambda message: message.new_rows.options.add(position=0), "row options are not supported"),
+    ],
+)
+def test_inconsistent_columns_are_refused(change: Callable[[pb.BatchPlan], Any], reason: str) -> None:
+    message = make_message()
+    change(message)
+    with pytest.raises(PlanRefusedError, match=reason):
+        decode(message)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xff\xff", b"\x08", pb.SchedulerFrame(session=1).SerializeToString()])
+def test_noise_is_no_frame(data: bytes) -> None:
+    assert codec.decode_frame(data) is None
+
+
+def test_results_carry_columns_and_absent_is_not_empty() -> None:
+    done = StepResult(
+        step_id=9, epoch=4, rows=int32s([3, 1]), token_ids=int32s([70, 80]), statuses=b"\0\1", step_us=1500
+    )
+    frame = pb.WorkerFrame.FromString(codec.encode_result(6, done))
+    assert (frame.session, frame.epoch, frame.step_id) == (6, 4, 9)
+    assert (frame.result.rows, frame.result.token_ids) == (column(3, 1), column(70, 80))
+    assert (frame.result.statuses, frame.result.step_us) == (b"\0\1", 1500)
+    assert not frame.result.HasField("failure")
+    assert not frame.result.HasField("refusal")
+    failed = pb.WorkerFrame.FromString(codec.encode_result(6, StepResult(step_id=9, epoch=4, failure="x")))
+    assert (failed.result.failure, failed.result.rows) == ("x", b"")
+    refused = pb.WorkerFrame.FromString(codec.encode_result(6, StepResult(step_id=9, epoch=4, refusal="y")))
+    assert refused.result.refusal == "y"
