@@ -9,8 +9,9 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagewire.v1 import generation_pb2, generation_pb2_grpc, model_pb2_grpc
-from scheduler_svc.front.server import Front, FrontOptions
 from support.fake_scheduler import FakeScheduler
+
+from scheduler_svc.front.server import Front, FrontOptions
 
 TIMEOUT = 20.0
 

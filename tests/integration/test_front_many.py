@@ -1,0 +1,118 @@
+"""GenerateMany: many requests over one stream."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from pagewire.v1 import generation_pb2 as pb
+from support.fake_scheduler import FakeScheduler
+from support.front_stack import FrontStack, front_stack
+
+from scheduler_svc.front import many
+
+
+def start(request_id: str, **fields: Any) -> Any:
+    request = pb.GenerateRequest(request_id=request_id, text="x", output=pb.OutputOptions(token_ids=True))
+    return pb.GenerateManyRequest(start=request, **fields)
+
+
+class Collected:
+    """What came for each request."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[Any]] = {}
+        self.num_messages = 0
+        self.ended: set[str] = set()
+
+    def add(self, message: Any) -> None:
+        self.num_messages += 1
+        for event in message.events:
+            one = event.failure if event.HasField("failure") else event.response
+            assert one.request_id not in self.ended, "something follows an end"
+            self.events.setdefault(one.request_id, []).append(one)
+            if event.HasField("failure") or event.response.HasField("summary"):
+                self.ended.add(one.request_id)
+
+
+async def run(stack: FrontStack, requests: Any, collected: Collected) -> None:
+    async for message in stack.generation.GenerateMany(requests, timeout=20):
+        collected.add(message)
+
+
+async def test_many_requests_share_messages() -> None:
+    scheduler = FakeScheduler(lambda submit: [[65] * 50 + [257]])
+    async with front_stack(scheduler) as stack:
+        collected = Collected()
+        await run(stack, [start(str(place)) for place in range(200)], collected)
+        assert len(collected.ended) == 200
+        for events in collected.events.values():
+            assert "".join(event.delta.text for event in events) == "A" * 50
+            assert [event.WhichOneof("event") for event in events[-2:]] == ["finished", "summary"]
+        assert collected.num_messages < 200 * 52 / 10
+        assert stack.front.link.num_live == 0
+
+
+async def test_window_holds_back_further_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "WINDOW", 8)
+    scheduler = FakeScheduler(lambda submit: [[65, 257]])
+    most = 0
+
+    def watch(submit: Any) -> Any:
+        nonlocal most
+        most = max(most, len(scheduler.running) + 1)
+        return [[65, 257]]
+
+    scheduler.script = watch
+    async with front_stack(scheduler) as stack:
+        collected = Collected()
+        await run(stack, [start(str(place)) for place in range(100)], collected)
+        assert len(collected.ended) == 100
+        assert most <= 8
+
+
+async def test_cancel_in_stream_and_timeouts() -> None:
+    scheduler = FakeScheduler(lambda submit: [[65] if submit.request_id != "quick" else [66, 257]])
+    async with front_stack(scheduler) as stack:
+        told = asyncio.Event()
+
+        async def requests() -> AsyncIterator[Any]:
+            yield start("slow")
+            yield start("late", timeout_ms=100)
+            yield start("quick")
+            yield pb.GenerateManyRequest(cancel_request_id="nobody")
+            await told.wait()
+            yield pb.GenerateManyRequest(cancel_request_id="slow")
+
+        collected = Collected()
+        running = asyncio.ensure_future(run(stack, requests(), collected))
+        await scheduler.wait_for(lambda: len(scheduler.submits) == 3)
+        told.set()
+        await running
+        assert collected.ended == {"slow", "late", "quick"}
+        assert collected.events["late"][-1].status.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        finished = [event for event in collected.events["slow"] if event.HasField("finished")]
+        assert [event.finished.finish_reason for event in finished] == [pb.FINISH_REASON_CANCELLED]
+        assert not scheduler.running
+
+
+async def test_closing_the_stream_cancels_its_requests() -> None:
+    scheduler = FakeScheduler(lambda submit: [[65]])
+    async with front_stack(scheduler) as stack:
+        call = stack.generation.GenerateMany()
+        for place in range(5):
+            await call.write(start(str(place)))
+        await scheduler.wait_for(lambda: len(scheduler.running) == 5)
+        call.cancel()
+        await scheduler.wait_for(lambda: len(scheduler.cancels) == 5)
+        assert stack.front.link.num_live == 0
+        assert await stack.front.in_flight.wait_idle(5)
+
+
+async def test_an_entry_without_action_fails_alone() -> None:
+    async with front_stack() as stack:
+        collected = Collected()
+        await run(stack, [pb.GenerateManyRequest(), start("a")], collected)
+        assert collected.events[""][0].status.code == 3
+        assert collected.events["a"][-1].HasField("summary")

@@ -1,0 +1,166 @@
+"""Chat templates: the same text as transformers renders, and bounded."""
+
+import json
+from typing import Any
+
+import pytest
+from support import toy_tokenizer as toy
+from tokenizers import Tokenizer
+
+from scheduler_svc.front import chat_template
+from scheduler_svc.front.chat_template import ChatError, ChatTemplate
+from scheduler_svc.front.tokenizer import PromptTokenizer
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are helpful<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA2 = """{% if messages[0]['role'] == 'system' %}
+    {% set loop_messages = messages[1:] %}
+    {% set system = '<<SYS>>\\n' + messages[0]['content'] + '\\n<</SYS>>\\n\\n' %}
+{% else %}
+    {% set loop_messages = messages %}
+    {% set system = '' %}
+{% endif %}
+{% for message in loop_messages %}
+    {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {% endif %}
+    {% if message['role'] == 'user' %}
+        {{ bos_token + '[INST] ' + (system if loop.index0 == 0 else '') + message['content'].strip() + ' [/INST]' }}
+    {% elif message['role'] == 'assistant' %}
+        {% generation %}{{ ' ' + message['content'].strip() + ' ' + eos_token }}{% endgeneration %}
+    {% endif %}
+{% endfor %}
+"""
+NAMESPACES = """{%- set ns = namespace(count=0, last='') -%}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}{% continue %}{% endif %}
+    {%- set ns.count = ns.count + 1 %}
+    {%- set ns.last = message.content %}
+    {%- if ns.count > 2 %}{% break %}{% endif %}
+    {{- message | tojson(indent=2) }}
+{%- endfor %}
+{{- "<" ~ ns.count ~ ns.last ~ ">" }}{{ tools is none }}{{ dict(a=1) | tojson }}{{ mood | default('calm') }}
+{%- if add_generation_prompt %}GO{% endif %}
+"""
+TEMPLATES = {"chatml": CHATML, "llama 2": LLAMA2, "namespaces": NAMESPACES, "toy": toy.CHAT_TEMPLATE}
+CHATS = {
+    "one": [{"role": "user", "content": "hello"}],
+    "system": [{"role": "system", "content": "Be <brief> & 'kind'"}, {"role": "user", "content": "你好 😀\n"}],
+    "turns": [
+        {"role": "user", "content": " a "},
+        {"role": "assistant", "content": "b\n\n"},
+        {"role": "user", "content": ""},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def transformers_tokenizer() -> Any:
+    transformers = pytest.importorskip("transformers", reason="the reference renderer")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_buffer(toy.tokenizer_json()), bos_token="<s>", eos_token="</s>"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+@pytest.mark.parametrize("chat", sorted(CHATS))
+@pytest.mark.parametrize("generation_prompt", [True, False])
+def test_tpl_02_equals_transformers(transformers_tokenizer: Any, name: str, chat: str, generation_prompt: bool) -> None:
+    rendered = ChatTemplate(TEMPLATES[name], SPECIAL).render(
+        CHATS[chat], add_generation_prompt=generation_prompt, variables={"mood": "gay"}
+    )
+    expected = transformers_tokenizer.apply_chat_template(
+        CHATS[chat],
+        chat_template=TEMPLATES[name],
+        tokenize=False,
+        add_generation_prompt=generation_prompt,
+        mood="gay",
+    )
+    assert rendered == expected
+
+
+@pytest.mark.parametrize("final", ["Once upon", "Once upon ", " a", "x\n"])
+@pytest.mark.parametrize("name", ["chatml", "toy"])
+def test_continued_message_equals_transformers(transformers_tokenizer: Any, name: str, final: str) -> None:
+    chat = [{"role": "user", "content": "tell"}, {"role": "assistant", "content": final}]
+    rendered = ChatTemplate(TEMPLATES[name], SPECIAL).render(
+        chat, add_generation_prompt=False, continue_final_message=True
+    )
+    assert rendered == transformers_tokenizer.apply_chat_template(
+        chat, chat_template=TEMPLATES[name], tokenize=False, continue_final_message=True
+    )
+
+
+def test_tpl_01_tokens_equal_transformers(transformers_tokenizer: Any) -> None:
+    template = "{{ bos_token }}" + toy.CHAT_TEMPLATE
+    text = ChatTemplate(template, SPECIAL).render(CHATS["system"])
+    tokenizer = PromptTokenizer(toy.tokenizer_json(), bos_token_id=toy.BOS)
+    ids = tokenizer.encode(text, add_special_tokens=False).tolist()
+    expected = transformers_tokenizer.apply_chat_template(
+        CHATS["system"], chat_template=template, tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+    assert ids == list(expected)
+    assert ids.count(toy.BOS) == 1
+
+
+def test_tpl_01_one_beginning_of_sequence() -> None:
+    tokenizer = PromptTokenizer(toy.tokenizer_json(), bos_token_id=toy.BOS)
+    assert tokenizer.encode("hi", add_special_tokens=True).tolist() == [toy.BOS, 104, 105]
+    assert tokenizer.encode("<s>hi", add_special_tokens=True).tolist() == [toy.BOS, 104, 105]
+    assert tokenizer.encode("<s>hi", add_special_tokens=False).tolist() == [toy.BOS, 104, 105]
+    assert tokenizer.encode("hi", add_special_tokens=False).tolist() == [104, 105]
+
+
+def test_tpl_02_template_message_is_told() -> None:
+    chat = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    with pytest.raises(ChatError, match="roles must alternate"):
+        ChatTemplate(LLAMA2, SPECIAL).render(chat)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content.missing.more }}",
+        "{{ messages.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ 1 // 0 }}",
+        "{{ messages + 1 }}",
+        "{{ namespace(_x=1) }}",
+        "{{ 'x' * 100000000 }}",
+        "{{ 10 ** 100000 }}",
+        "{{ undefined_function() }}",
+    ],
+)
+def test_hostile_templates_are_refused(source: str) -> None:
+    with pytest.raises(ChatError):
+        ChatTemplate(source, SPECIAL).render(CHATS["one"])
+
+
+def test_long_rendering_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.05)
+    source = "{% for i in range(99999) %}{% for j in range(99999) %}{{ messages[0].role }}{% endfor %}{% endfor %}"
+    with pytest.raises(ChatError, match="took longer"):
+        ChatTemplate(source, SPECIAL).render(CHATS["one"])
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 60.0)
+    monkeypatch.setattr(chat_template, "MAX_CHARS", 1000)
+    with pytest.raises(ChatError, match="too long"):
+        ChatTemplate(source, SPECIAL).render(CHATS["one"])
+
+
+def test_time_of_the_template_is_now() -> None:
+    assert ChatTemplate("{{ strftime_now('%Y') }}", {}).render(CHATS["one"]).startswith("20")
+
+
+def test_broken_template_and_tokenizer_are_refused() -> None:
+    with pytest.raises(ValueError, match="does not compile"):
+        ChatTemplate("{% for %}", {})
+    for content in (b"", b"{", json.dumps({"model": {"type": "nothing"}}).encode()):
+        with pytest.raises(ValueError, match=r"no usable tokenizer\.json"):
+            PromptTokenizer(content, bos_token_id=None)

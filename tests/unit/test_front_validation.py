@@ -1,0 +1,221 @@
+"""Every field is checked, and all violations are told at once."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from google.rpc import error_details_pb2
+from pagewire.v1 import generation_pb2 as pb
+from support.fake_scheduler import toy_card
+
+from scheduler_svc.front.errors import (
+    MAX_DETAILS_BYTES,
+    InvalidRequestError,
+    UnavailableError,
+    Violation,
+    error_of_code,
+)
+from scheduler_svc.front.served_model import build_served_model
+from scheduler_svc.front.validation import UNSUPPORTED, check_request, check_tokenize
+
+MODEL = build_served_model(toy_card())
+
+
+def violations(**fields: Any) -> dict[str, str]:
+    request = pb.GenerateRequest(text="a")
+    request.MergeFrom(pb.GenerateRequest(**fields))
+    return {found.field: found.description for found in check_request(request, MODEL)}
+
+
+def sampling(**fields: Any) -> dict[str, str]:
+    return violations(sampling=pb.SamplingOptions(**fields))
+
+
+def test_a_plain_request_is_fine() -> None:
+    assert violations() == {}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -0.1, 100.5])
+def test_temperature(bad: float) -> None:
+    assert list(sampling(temperature=bad)) == ["sampling.temperature"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0, 1.01])
+def test_top_p(bad: float) -> None:
+    assert list(sampling(top_p=bad)) == ["sampling.top_p"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -0.1, 1.0])
+def test_min_p(bad: float) -> None:
+    assert list(sampling(min_p=bad)) == ["sampling.min_p"]
+
+
+@pytest.mark.parametrize(
+    ("field", "neutral", "used", "outside"),
+    [
+        ("frequency_penalty", 0.0, 0.5, 2.1),
+        ("presence_penalty", 0.0, -2.0, math.nan),
+        ("repetition_penalty", 1.0, 1.1, 0.0),
+    ],
+)
+def test_penalties_are_refused_unless_neutral(field: str, neutral: float, used: float, outside: float) -> None:
+    assert sampling(**{field: neutral}) == {}
+    assert sampling(**{field: used}) == {f"sampling.{field}": UNSUPPORTED}
+    assert "must lie in" in sampling(**{field: outside})[f"sampling.{field}"]
+
+
+def test_what_is_not_built_is_refused_on_its_field() -> None:
+    found = violations(
+        sampling=pb.SamplingOptions(logit_bias={5: 1.0}, allowed_token_ids=[1], bad_words=["x"]),
+        stop=pb.StopOptions(min_tokens=1),
+        output=pb.OutputOptions(logprobs=0, prompt_logprobs=1),
+        scheduling=pb.SchedulingOptions(resume_grace_ms=1),
+        structured=pb.StructuredOutput(regex="a"),
+        adapter="lora",
+    )
+    assert set(found.values()) == {UNSUPPORTED}
+    assert sorted(found) == [
+        "adapter",
+        "output.logprobs",
+        "output.prompt_logprobs",
+        "sampling.allowed_token_ids",
+        "sampling.bad_words",
+        "sampling.logit_bias",
+        "scheduling.resume_grace_ms",
+        "stop.min_tokens",
+        "structured.regex",
+    ]
+
+
+def test_neutral_values_are_accepted() -> None:
+    assert (
+        violations(
+            sampling=pb.SamplingOptions(temperature=0, top_k=0, min_p=0, top_p=1, seed=2**64 - 1),
+            stop=pb.StopOptions(min_tokens=0, max_tokens=1),
+            scheduling=pb.SchedulingOptions(resume_grace_ms=0, priority=-5),
+            structured=pb.StructuredOutput(),
+            output=pb.OutputOptions(n=16),
+        )
+        == {}
+    )
+
+
+def test_all_violations_at_once() -> None:
+    found = violations(
+        request_id="ü",
+        sampling=pb.SamplingOptions(temperature=-1, top_p=2),
+        stop=pb.StopOptions(max_tokens=0, stop=["ok", ""], stop_token_ids=[299, 300]),
+        output=pb.OutputOptions(n=17, max_delay_ms=10**6),
+        scheduling=pb.SchedulingOptions(cache_salt="x" * 300, time_limit_ms=0),
+        prompt_options=pb.PromptOptions(truncate_prompt_tokens=0, continue_final_message=True),
+    )
+    assert sorted(found) == [
+        "output.max_delay_ms",
+        "output.n",
+        "prompt_options.continue_final_message",
+        "prompt_options.truncate_prompt_tokens",
+        "request_id",
+        "sampling.temperature",
+        "sampling.top_p",
+        "scheduling.cache_salt",
+        "scheduling.time_limit_ms",
+        "stop.max_tokens",
+        "stop.stop[1]",
+        "stop.stop_token_ids[1]",
+    ]
+
+
+@pytest.mark.parametrize("request_id", ["x" * 257, "a\n", "\x7f", "é"])
+def test_request_ids_are_printable_ascii(request_id: str) -> None:
+    assert list(violations(request_id=request_id)) == ["request_id"]
+
+
+def test_prompt_must_be_set() -> None:
+    assert [found.field for found in check_request(pb.GenerateRequest(), MODEL)] == ["prompt"]
+    assert [found.field for found in check_tokenize(pb.TokenizeRequest(), MODEL)] == ["prompt"]
+
+
+def test_first_bad_token_id_is_named() -> None:
+    found = violations(token_ids=pb.TokenIds(ids=[1, 299, 300, 10**9]))
+    assert found == {"token_ids.ids[2]": "300 is no token id; they are below 300"}
+
+
+def test_truncated_ids_are_not_looked_at() -> None:
+    options = pb.PromptOptions(truncate_prompt_tokens=1)
+    assert violations(token_ids=pb.TokenIds(ids=[10**9, 1]), prompt_options=options) == {}
+    assert list(violations(token_ids=pb.TokenIds(ids=[1, 10**9]), prompt_options=options)) == ["token_ids.ids[0]"]
+
+
+def test_chats() -> None:
+    def chat(**fields: Any) -> list[str]:
+        return list(violations(chat=pb.Chat(**fields)))
+
+    hello = pb.ChatMessage(role="user", content="hello")
+    assert chat(messages=[hello]) == []
+    assert chat() == ["chat.messages"]
+    assert chat(messages=[hello] * 257) == ["chat.messages"]
+    assert chat(messages=[hello, pb.ChatMessage(content="x")]) == ["chat.messages[1].role"]
+    variables = {"good": "[1]", "messages": "[]", "_x": "1", "broken": "{"}
+    assert sorted(chat(messages=[hello], template_variables=variables)) == [
+        "chat.template_variables[_x]",
+        "chat.template_variables[broken]",
+        "chat.template_variables[messages]",
+    ]
+    assert chat(messages=[hello], template_variables={"x": '"' + "y" * 70_000 + '"'}) == ["chat.template_variables"]
+
+
+def test_continuing_excludes_the_generation_prompt() -> None:
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="a")], add_generation_prompt=True)
+    found = violations(chat=chat, prompt_options=pb.PromptOptions(continue_final_message=True))
+    assert list(found) == ["prompt_options.continue_final_message"]
+
+
+def test_a_model_without_template_refuses_chats() -> None:
+    model = build_served_model(toy_card(chat_template=""))
+    request = pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="a")]))
+    assert [found.field for found in check_request(request, model)] == ["chat"]
+
+
+def test_status_details_stay_small() -> None:
+    many = [Violation(f"stop.stop[{place}]", "é" * 2000) for place in range(1000)]
+    error = InvalidRequestError(many)
+    status = error.to_status()
+    assert status.ByteSize() <= MAX_DETAILS_BYTES
+    bad = error_details_pb2.BadRequest()
+    assert status.details[1].Unpack(bad)
+    assert "more violations" in bad.field_violations[-1].description
+
+
+def test_retry_is_told_twice() -> None:
+    error = UnavailableError("later", reason="NO_WORKER", retry_ms=1500)
+    assert dict(error.trailers())["grpc-retry-pushback-ms"] == "1500"
+    retry = error_details_pb2.RetryInfo()
+    assert error.to_status().details[1].Unpack(retry)
+    assert retry.retry_delay.ToMilliseconds() == 1500
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (1, "CANCELLED"),
+        (3, "INVALID_ARGUMENT"),
+        (4, "DEADLINE_EXCEEDED"),
+        (5, "NOT_FOUND"),
+        (6, "ALREADY_EXISTS"),
+        (8, "RESOURCE_EXHAUSTED"),
+        (12, "UNIMPLEMENTED"),
+        (13, "INTERNAL"),
+        (14, "UNAVAILABLE"),
+        (99, "INTERNAL"),
+    ],
+)
+def test_codes_of_the_scheduler(code: int, name: str) -> None:
+    error = error_of_code(code, reason="WHY", message="because")
+    assert error.code.name == name
+
+
+def test_page_card_without_tokenizer_is_refused() -> None:
+    card = SimpleNamespace(HasField=lambda name: False, tokenizer_json=b"no", chat_template="", special_tokens={})
+    with pytest.raises(ValueError, match="tokenizer"):
+        build_served_model(card)
