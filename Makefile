@@ -21,7 +21,8 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo serve check format test test-gpu bench soak protos drift breaking clean
+.PHONY: help setup demo serve check format test test-gpu bench soak protos clean
+.PHONY: formatted lint types imports protos-lint breaking drift spelling
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,19 +54,31 @@ serve: $(VENV)/.runtime ## serve a model until Ctrl-C (ARGS="MODEL --port ...")
 	@$(BIN)/python -m pagewire_client.cli serve $(ARGS)
 
 check: $(VENV)/.dev ## format, lint, types, import rules, protos, generated code, spelling
+	@$(MAKE) --no-print-directory --keep-going formatted lint types imports protos-lint breaking drift spelling
+
+formatted: $(VENV)/.dev
 	$(BIN)/ruff format --check .
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
 	$(BIN)/mypy
+
+imports: $(VENV)/.dev
 	$(BIN)/lint-imports
+
+protos-lint: $(VENV)/.dev
 	$(BIN)/buf lint protos
-	@$(MAKE) --no-print-directory breaking drift
+
+spelling: $(VENV)/.dev
 	$(BIN)/codespell
 
 format: $(VENV)/.dev ## rewrite files as `make check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Compared with the last release, else with the main branch; a checkout that knows neither has nothing to compare with.
+# Protos are compared with the last release, else with the main branch; a checkout that knows neither has nothing to compare with.
 breaking: $(VENV)/.dev
 	@base=$$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null \
 	  || git rev-parse --quiet --verify origin/main || git rev-parse --quiet --verify main || true); \
