@@ -43,6 +43,7 @@ def test_generate_streams_text(server: FakeServer) -> None:
     result = run(server, "generate", "one two", "--temperature", "0", "--stop", "a", "--stop", "b", "--seed", "5")
     assert (result.exit_code, result.stdout) == (0, "ONE TWO\n")
     sent = server.requests[0]
+    assert sent.sampling.HasField("temperature")
     assert (sent.sampling.temperature, sent.sampling.seed, list(sent.stop.stop)) == (0.0, 5, ["a", "b"])
     assert not sent.stop.HasField("ignore_eos")
 
@@ -220,6 +221,7 @@ def test_serve_routes_flags_and_prints_one_table(fake_stack: type[StackOfFakes],
     assert scheduler[scheduler.index("--worker-endpoint") + 1] == endpoint
     assert scheduler.count("--port") == 1
     assert "--dtype" not in scheduler
+    assert scheduler[scheduler.index("--worker-lost-seconds") + 1] == "60"
     assert len(workers) == 2
     assert workers[0][1:6] == ["-m", "gpu_worker", str(model), "--scheduler", endpoint]
     assert workers[0][6:] == ["--dtype=float32", "--max-num-seqs=8"]

@@ -95,6 +95,11 @@ def test_flag_before_environment_before_file(tmp_path: Path, monkeypatch: pytest
     assert settings.model == "from-file"
 
 
+def test_requests_wait_for_a_restarted_worker_unless_told_otherwise() -> None:
+    assert serve_settings(parse([], SERVE, takes_model=True)).patience == ("--worker-lost-seconds", "60")
+    assert serve_settings(parse(["--worker-lost-seconds", "1"], SERVE, takes_model=True)).patience == ()
+
+
 def test_a_port_injected_by_kubernetes_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGEWIRE_PORT", "tcp://10.0.0.1:50051")
     assert serve_settings(parse([], SERVE, takes_model=True)).port == 50051

@@ -266,7 +266,7 @@ def private_stack(
     ports = ["--port", str(port), "--internal-port", str(internal_port), "--metrics-port", str(metrics_port)]
     places = ["--worker-endpoint", endpoint, "--state-dir", str(directory)]
     return LocalStack(
-        scheduler=scheduler_command(["--host", "127.0.0.1", *ports, *places, *scheduler_arguments]),
+        scheduler=scheduler_command(["--host", "127.0.0.1", *ports, *places, *RESTART_PATIENCE, *scheduler_arguments]),
         workers=worker_commands(str(model), ["--scheduler", endpoint, *worker_arguments], num_workers),
         target=f"127.0.0.1:{port}",
         internal_target=f"127.0.0.1:{internal_port}",
@@ -280,6 +280,10 @@ def private_stack(
 def scheduler_command(arguments: Sequence[str]) -> Command:
     """The scheduler with these arguments."""
     return Command(name="scheduler", arguments=(sys.executable, "-m", "scheduler_svc", *arguments))
+
+
+# A launcher starts a crashed worker again, which takes some 5 to 20 s: its requests wait for it instead of failing.
+RESTART_PATIENCE = ("--worker-lost-seconds", "60")
 
 
 def worker_commands(model: str, arguments: Sequence[str], num_workers: int) -> list[Command]:

@@ -106,7 +106,7 @@ async def _complete_all(target: str, console: Console) -> list[_Row]:
         else:
             await calls
             for row in rows:
-                console.print(f"  {row.question} [dim]->[/] {printable(row.text)}", markup=False)
+                console.print(f"  {row.question} -> {_one_line(row.text)}", markup=False, soft_wrap=True)
     return rows
 
 
@@ -128,13 +128,19 @@ async def _complete(client: AsyncClient, row: _Row) -> None:
 def _live(rows: list[_Row]) -> Group:
     table = Table("question", "answer", expand=True)
     for row in rows:
-        answer = " ".join(printable(row.text).split())[-160:]
-        table.add_row(Text(row.question), Text(answer, style="" if row.summary else "cyan"))
+        table.add_row(Text(row.question), Text(_one_line(row.text)[-160:], style="" if row.summary else "cyan"))
     return Group(table)
 
 
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())
+
+
 def _result_table(rows: list[_Row]) -> Table:
-    table = Table("request", "prompt", "cached", "output", "TTFT", "tokens/s", caption="prompt, cached, output: tokens")
+    table = Table(caption="prompt, cached, output: tokens", caption_justify="left")
+    table.add_column("request", no_wrap=True, overflow="ellipsis")
+    for name in ("prompt", "cached", "output", "TTFT", "tokens/s"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=max(6, len(name)))
     for row in rows:
         if row.summary is not None:
             usage, timings = row.summary.usage, row.summary.timings

@@ -94,7 +94,7 @@ FLAGS: tuple[Flag, ...] = (
             "long-prefill-token-threshold": "prompts longer than this are chunked further",
             "max-queued-requests": "most requests waiting",
             "slow-reader-seconds": "a reader without progress for so long is cut off (default 30)",
-            "worker-lost-seconds": "requests of a lost worker wait so long for another (default 5)",
+            "worker-lost-seconds": "requests of a lost worker wait so long for another (default 5; with serve 60)",
             "worker-timeout-seconds": "a silent worker is given up after so long (default 3)",
             "drain-seconds": "running requests may take so long at a stop (default 30)",
             "allow-unauthenticated": "allow a non-loopback host without authentication",
@@ -156,7 +156,7 @@ def _parse_flag(word: str, rest: list[str], flags: dict[str, Flag]) -> Given:
     if flag is None or not word.startswith("--"):
         raise UsageError(f"unknown flag {word.partition('=')[0]}{nearest(name, flags, prefix='--')}")
     if flag.is_switch:
-        return Given(flag=flag, is_off=has_value and not _is_on(name, argument))
+        return Given(flag=flag, is_off=bool(has_value) and not _is_on(name, argument))
     if has_value:
         return Given(flag=flag, argument=argument)
     if not rest:

@@ -136,4 +136,5 @@ def _options(given: dict[str, Any], *, model_in_request: bool) -> dict[str, Any]
     options = {name: value for name, value in given.items() if name not in _NOT_IN_REQUEST}
     if not model_in_request:
         del options["model"]
-    return {name: value for name, value in options.items() if value not in (None, False, [])}
+    # A switch that is off and an empty list were not given; 0 was (it makes sampling greedy).
+    return {name: value for name, value in options.items() if value is not None and value is not False and value != []}

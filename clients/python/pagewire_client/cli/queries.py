@@ -8,8 +8,9 @@ from typing import Annotated
 
 import grpc
 import typer
+from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..client import Client
 from ..results import HealthStatus
@@ -27,10 +28,12 @@ def models(target: arg.Target = arg.TARGET_DEFAULT, json: arg.Json = False) -> N
         for model in served:
             print_json(model)
         return
-    table = Table("name", "architecture", "dtype", "max model len", "page size", "capabilities")
+    table = Table(
+        Column("name", overflow="fold"), "architecture", "dtype", "max model len", "page size", box=box.SIMPLE
+    )
     for model in served:
         lengths = (str(model.max_model_len), str(model.page_size))
-        table.add_row(model.name, model.architecture, model.dtype, *lengths, ", ".join(model.capabilities))
+        table.add_row(model.name, model.architecture, model.dtype, *lengths)
     Console(highlight=False).print(table if served else "no model is served: no worker has joined")
 
 

@@ -44,7 +44,7 @@ def serve(context: typer.Context) -> None:
         _check_port("127.0.0.1", settings.internal_port, "internal-port")
     model = local_model(settings.model)
     places = ["--host", settings.host, "--port", str(settings.port), "--internal-port", str(settings.internal_port)]
-    meeting = ["--worker-endpoint", settings.worker_endpoint]
+    meeting = ["--worker-endpoint", settings.worker_endpoint, *settings.patience]
     stack = LocalStack(
         scheduler=scheduler_command([*places, *meeting, *parsed.words_for(Role.SCHEDULER, _RESOLVED)]),
         workers=worker_commands(

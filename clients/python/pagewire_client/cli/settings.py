@@ -12,13 +12,14 @@ from typing import Any
 import yaml
 
 from ..config import setting, state_directory
+from ..stack import RESTART_PATIENCE
 from .failures import UsageError
 from .flags import Parsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """Where a stack's parts meet, and how many there are."""
+    """Where a stack's parts meet, and how many there are. ``patience``: flags for a scheduler whose workers restart."""
 
     host: str
     port: int
@@ -26,6 +27,7 @@ class ServeSettings:
     worker_endpoint: str
     num_workers: int
     drain_seconds: float
+    patience: tuple[str, ...]
     model: str | None
 
     @property
@@ -47,6 +49,7 @@ def serve_settings(parsed: Parsed) -> ServeSettings:
         worker_endpoint=sources.text("worker-endpoint") or f"ipc://{state_dir}/worker-{port}.sock",
         num_workers=sources.integer("num-workers", 1, 1, 64),
         drain_seconds=sources.seconds("drain-seconds", 30.0, 86400.0),
+        patience=() if sources.text("worker-lost-seconds") else RESTART_PATIENCE,
         model=parsed.model or sources.text("model"),
     )
 
