@@ -29,7 +29,7 @@ class Detokenizer(Protocol):
         """Text that the ids complete."""
 
     def flush(self) -> str:
-        """What is left at the end: one U+FFFD for an incomplete character, or nothing."""
+        """What is left at the end: U+FFFD for an incomplete character, or nothing."""
 
     def copy(self) -> "Detokenizer":
         """An independent one at the same place."""
@@ -82,7 +82,7 @@ class TableDetokenizer:
     def flush(self) -> str:
         # An incomplete character that lies in the prompt alone is no part of the output.
         pending = self._decoder.getstate()[0]
-        return "\ufffd" if pending and self._fed else ""
+        return pending.decode("utf-8", "replace") if self._fed else ""
 
     def _join(self, token_ids: Sequence[int]) -> bytes:
         entries = self._entries

@@ -1,6 +1,7 @@
 """Whatever goes wrong, a call ends with one clear status and nothing is left running."""
 
 import asyncio
+import sys
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ from pagewire.internal.v1 import front_pb2
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, cache_pb2, cache_pb2_grpc, model_pb2
 from pagewire.v1 import generation_pb2 as pb
 from support.fake_scheduler import FakeScheduler, toy_card
-from support.front_stack import FrontStack, details_of, fields_of, front_stack, ids_of, text_of
+from support.front_stack import details_of, fields_of, front_stack, ids_of, text_of
 
 SECRET = "你好\n\0😀 secret"
 
@@ -125,13 +126,25 @@ async def test_cancel_of_a_unary_call_reaches_the_scheduler() -> None:
         assert not stack.scheduler.running
 
 
-async def test_can_01_channel_close_ends_its_requests() -> None:
+CLIENT = """
+import sys, grpc
+from pagewire.v1 import generation_pb2, generation_pb2_grpc
+stub = generation_pb2_grpc.GenerationServiceStub(grpc.insecure_channel(sys.argv[1]))
+request = generation_pb2.GenerateRequest(text="x")
+calls = [stub.Generate(request) for _ in range(4)]
+once = stub.GenerateOnce.future(generation_pb2.GenerateOnceRequest(request=request))
+sys.stdin.read()
+"""
+
+
+async def test_can_01_killed_client_ends_its_requests() -> None:
     async with front_stack(forever()) as stack:
-        own = [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{stack.front.port}", options=own) as channel:
-            other = FrontStack(stack.scheduler, stack.front, channel)
-            calls = [other.generation.Generate(request_for()) for _ in range(5)]
-            await asyncio.gather(*[call.read() for call in calls])
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CLIENT, f"127.0.0.1:{stack.front.port}", stdin=asyncio.subprocess.PIPE
+        )
+        await stack.scheduler.wait_for(lambda: len(stack.scheduler.running) == 5, seconds=15)
+        client.kill()
+        await client.wait()
         await stack.scheduler.wait_for(lambda: len(stack.scheduler.cancels) == 5)
         assert stack.front.link.num_live == 0
 
