@@ -122,6 +122,17 @@ def test_messages_are_imported_in_codecs_and_fronts_only(package: str) -> None:
     assert wrong == set()
 
 
+def test_a_front_shares_only_hashes_and_columns_with_the_scheduler_process() -> None:
+    shared = {f"scheduler_svc.{name}" for name in ("core.page_hash", "columns", "log", "messages")}
+    wrong = {
+        (path.name, name)
+        for path in sorted((FOLDERS["scheduler_svc"] / "front").rglob("*.py"))
+        for name in imports(path)
+        if name.startswith("scheduler_svc") and not name.startswith("scheduler_svc.front") and name not in shared
+    }
+    assert wrong == set()
+
+
 def load_all(package: str, skip: tuple[str, ...] = ()) -> str:
     """Source of a program that imports every module of a package and prints what was loaded."""
     return (
