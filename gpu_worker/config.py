@@ -114,7 +114,9 @@ class _DashedYaml(YamlConfigSettingsSource):
     """A YAML file whose keys are flag names, with dashes or underscores."""
 
     def _read_file(self, file_path: Any) -> dict[str, Any]:
-        content = super()._read_file(file_path)
+        content: Any = super()._read_file(file_path)
+        if not isinstance(content, dict):
+            raise TypeError("no mapping of names to values")
         return {str(key).replace("-", "_"): value for key, value in content.items()}
 
 

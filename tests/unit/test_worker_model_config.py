@@ -1,0 +1,105 @@
+"""Model configurations: what is understood equals transformers, and everything else is refused by name."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, make_config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from gpu_worker.errors import ModelLoadError
+from gpu_worker.layers.rotary import make_cos_sin
+from gpu_worker.model_config import RopeConfig, from_hf_config
+
+CPU = torch.device("cpu")
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    base = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 300,
+        "max_position_embeddings": 128,
+    }
+    return {name: value for name, value in {**base, **changes}.items() if value is not ...}
+
+
+def test_what_a_config_leaves_out_is_as_in_the_reference_class() -> None:
+    read = from_hf_config(config(head_dim=None))
+    assert (read.num_kv_heads, read.head_dim, read.rms_norm_eps) == (4, 12, 1e-6)
+    assert (read.tie_word_embeddings, read.attention_bias, read.mlp_bias) == (False, False, False)
+    assert read.rope == RopeConfig(original_max_positions=128)
+
+
+def test_head_dim_is_the_configs_not_derived() -> None:
+    assert from_hf_config(config(head_dim=64)).head_dim == 64
+    assert from_hf_config(config(hidden_size=50, head_dim=32)).head_dim == 32
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+        {"rope_theta": 500000.0},
+        {"rope_theta": 500000.0, "rope_scaling": None},
+        {"rope_parameters": LLAMA3_ROPE},
+        {"rope_theta": 10000.0, "rope_scaling": {**LLAMA3_ROPE, "type": "llama3"}},
+        {"rope_theta": 30000.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"rope_parameters": LINEAR_ROPE},
+    ],
+)
+def test_cosines_equal_transformers(rope: dict[str, Any]) -> None:
+    ours = make_cos_sin(from_hf_config(config(**rope)).rope, 12, 2000, CPU)
+    theirs = LlamaRotaryEmbedding(make_config(**rope))
+    cos, sin = theirs(torch.zeros(1), torch.arange(2000)[None])
+    assert torch.equal(ours[:, :6], cos[0, :, :6])
+    assert torch.equal(ours[:, 6:], sin[0, :, 6:])
+
+
+def test_divisors_of_a_gguf_file_divide_the_frequencies() -> None:
+    plain = make_cos_sin(RopeConfig(), 4, 10, CPU)
+    divided = make_cos_sin(RopeConfig(freq_divisors=(1.0, 2.0)), 4, 10, CPU)
+    assert torch.equal(plain[:, 0], divided[:, 0])
+    assert not torch.equal(plain[:, 1], divided[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*supported: LlamaForCausalLM"),
+        ({"architectures": ...}, "architectures"),
+        ({"auto_map": {"AutoModel": "modeling.Evil"}}, "auto_map.*never run"),
+        ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
+        ({"sliding_window": 32}, "sliding_window 32"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"hidden_size": ...}, "hidden_size is None"),
+        ({"num_hidden_layers": 0}, "num_layers is 0"),
+        ({"hidden_size": 50}, "hidden_size 50 is not divisible by 4 heads"),
+        ({"num_key_value_heads": 3}, "4 attention heads do not divide over 3"),
+        ({"head_dim": 33}, "head_dim 33"),
+        ({"head_dim": 512}, "head_dim 512"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "foo"}}, "'foo' is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "'linear' needs the field 'factor'"),
+        ({"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": ...}}, "needs the field .low_freq_factor."),
+        ({"rope_scaling": {"rope_type": "linear", "type": "llama3", "factor": 2.0}}, "differ"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "mscale": 1.0}}, "'mscale' is not known"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_scaling": "linear"}, "an object is needed"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    if isinstance(changes.get("rope_scaling"), dict):
+        rope = {name: value for name, value in changes["rope_scaling"].items() if value is not ...}
+        changes = {**changes, "rope_scaling": rope}
+    with pytest.raises(ModelLoadError, match=named):
+        from_hf_config(config(**changes))
+
+
+def test_a_window_that_is_switched_off_is_none() -> None:
+    assert from_hf_config(config(sliding_window=32, use_sliding_window=False)).num_layers == 2
