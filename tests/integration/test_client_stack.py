@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -46,18 +47,18 @@ class Place:
         self.lines: list[tuple[str, str]] = []
         (self.port,) = free_ports(1)
 
-    def stack(self, *, scheduler: Command | None = None, worker: Command | None = None, **more: object) -> LocalStack:
-        return LocalStack(
-            scheduler=scheduler or command("scheduler", "scheduler", self.port, self.log),
-            workers=[worker or command("worker", "worker", self.log, self.crashes, 7)],
-            target=f"127.0.0.1:{self.port}",
-            internal_target=f"127.0.0.1:{self.port}",
-            private_directory=self.private,
-            make_restarts=lambda: Restarts(first_backoff_seconds=0.01),
-            on_line=lambda name, line: self.lines.append((name, line)),
-            on_event=self.events.append,
-            **more,  # type: ignore[arg-type]
-        )
+    def stack(self, *, scheduler: Command | None = None, worker: Command | None = None, **more: Any) -> LocalStack:
+        parts: dict[str, Any] = {
+            "scheduler": scheduler or command("scheduler", "scheduler", self.port, self.log),
+            "workers": [worker or command("worker", "worker", self.log, self.crashes, 7)],
+            "target": f"127.0.0.1:{self.port}",
+            "internal_target": f"127.0.0.1:{self.port}",
+            "private_directory": self.private,
+            "make_restarts": lambda: Restarts(first_backoff_seconds=0.01),
+            "on_line": lambda name, line: self.lines.append((name, line)),
+            "on_event": self.events.append,
+        }
+        return LocalStack(**{**parts, **more})
 
     def noted(self) -> list[str]:
         return self.log.read_text().splitlines()
@@ -86,12 +87,54 @@ def test_ready_then_stopped_in_order(place: Place) -> None:
 def test_a_child_that_ends_fails_the_start_at_once(place: Place) -> None:
     began = time.monotonic()
     with pytest.raises(StackError) as caught:
-        place.stack(worker=command("worker", "fail", 2, "error: --dtype int3: must be auto or float32")).start()
+        worker = command("worker", "fail", 2, "error: --dtype int3: must be auto or float32")
+        place.stack(worker=worker, on_line=None).start()
     assert time.monotonic() - began < 10
     assert caught.value.exit_code == 2
     assert "worker ended (exit code 2)" in str(caught.value)
     assert "--dtype int3" in str(caught.value)
     assert not place.private.exists()
+
+
+def test_lines_already_shown_are_not_repeated(place: Place) -> None:
+    with pytest.raises(StackError) as caught:
+        place.stack(worker=command("worker", "fail", 1, "once")).start()
+    assert str(caught.value) == "worker ended (exit code 1)"
+    wait_until(lambda: ("worker", "once") in place.lines)
+
+
+def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
+    """Sends this process a Ctrl-C, as a terminal would, once a condition holds."""
+
+    def watch() -> None:
+        wait_until(condition)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def test_an_interrupted_start_leaves_nothing(place: Place) -> None:
+    never_ready = command("scheduler", "worker", place.log, place.crashes, 0)
+    stack = place.stack(scheduler=never_ready)
+    watcher = interrupt_when(lambda: place.noted().count("worker started") == 2)
+    with pytest.raises(KeyboardInterrupt):
+        stack.start()
+    watcher.join()
+    assert stack.exit_codes() == {"scheduler": 0, "worker": 0}
+    assert not place.private.exists()
+
+
+def test_an_interrupted_stop_kills(place: Place) -> None:
+    stack = place.stack(worker=command("worker", "deaf", place.log), stop_seconds=60.0)
+    stack.start()
+    wait_until(lambda: "deaf started" in place.noted())
+    watcher = interrupt_when(lambda: "scheduler stopped" in place.noted())
+    with pytest.raises(KeyboardInterrupt):
+        stack.stop()
+    watcher.join()
+    assert stack.exit_codes() == {"scheduler": 0, "worker": -signal.SIGKILL}
 
 
 def test_a_start_that_takes_too_long_fails(place: Place) -> None:

@@ -189,12 +189,12 @@ class LocalStack:
     def _check_children(self) -> None:
         for child in (self._scheduler, *(worker.child for worker in self._workers)):
             if child is not None and child.exit_code() is not None:
-                raise _ended_early(child)
+                raise self._ended_early(child)
 
     def _supervise(self) -> None:
         while not self._stopping.wait(_POLL_SECONDS):
             if self._scheduler is not None and self._scheduler.exit_code() is not None:
-                raise _ended_early(self._scheduler)
+                raise self._ended_early(self._scheduler)
             for worker in self._workers:
                 self._restart_if_crashed(worker)
 
@@ -211,7 +211,7 @@ class LocalStack:
             return
         delay = worker.restarts.delay_after(now - child.started_at)
         if delay is None:
-            raise _ended_early(child, note=f", crash {worker.restarts.num_quick_crashes} in a row; giving up")
+            raise self._ended_early(child, note=f", crash {worker.restarts.num_quick_crashes} in a row; giving up")
         self._tell(f"{child.name} ended ({describe_exit(code)}); starting it again in {delay:g} s")
         worker.restart_at = now + delay
 
@@ -243,6 +243,13 @@ class LocalStack:
     def _tell(self, text: str) -> None:
         if self._on_event is not None:
             self._on_event(text)
+
+    def _ended_early(self, child: Child, note: str = "") -> StackError:
+        """The error for a child that ended; with its last lines, unless somebody has seen them already."""
+        code = child.exit_code()
+        lines = child.last_lines() if self._on_line is None else []
+        how = describe_exit(code) if code is not None else "no exit code"
+        return StackError("\n".join([f"{child.name} ended ({how}{note})", *lines]), exit_code=code)
 
     def _tails(self) -> str:
         children = [self._scheduler, *(worker.child for worker in self._workers)]
@@ -322,10 +329,3 @@ def _serving(client: Client) -> bool:
         return client.health(timeout=2.0) is HealthStatus.SERVING
     except ServerError:
         return False
-
-
-def _ended_early(child: Child, note: str = "") -> StackError:
-    code = child.exit_code()
-    lines = "\n".join(child.last_lines())
-    how = describe_exit(code) if code is not None else "no exit code"
-    return StackError(f"{child.name} ended ({how}{note})" + (f":\n{lines}" if lines else ""), exit_code=code)

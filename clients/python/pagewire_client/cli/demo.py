@@ -11,6 +11,7 @@ import asyncio
 import sys
 import time
 from dataclasses import dataclass, field
+from textwrap import shorten
 
 import typer
 from rich.console import Console, Group
@@ -138,15 +139,18 @@ def _one_line(text: str) -> str:
 
 def _result_table(rows: list[_Row]) -> Table:
     table = Table(caption="prompt, cached, output: tokens", caption_justify="left")
-    table.add_column("request", no_wrap=True, overflow="ellipsis")
+    table.add_column("request")
     for name in ("prompt", "cached", "output", "TTFT", "tokens/s"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=max(6, len(name)))
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         if row.summary is not None:
             usage, timings = row.summary.usage, row.summary.timings
             counts = (str(usage.prompt_tokens), str(usage.cached_tokens), str(usage.output_tokens))
             speed = f"{rate(usage.output_tokens, timings.decode_seconds):.1f}"
-            table.add_row(row.question, *counts, f"{row.first_token_seconds or 0.0:.2f} s", speed)
+            # Cut, so that the table fits a terminal of 80 columns.
+            table.add_row(
+                shorten(row.question, 28, placeholder=" ..."), *counts, f"{row.first_token_seconds or 0.0:.2f} s", speed
+            )
     return table
 
 
