@@ -97,8 +97,10 @@ def _options(arguments: argparse.Namespace) -> FrontOptions:
 
 
 def _tell(ready_fd: int | None, line: str) -> None:
-    """One line to whoever started us."""
+    """One line to whoever started us; an error to stderr if nobody listens."""
     if ready_fd is None:
+        if line.startswith("error"):
+            print(line, file=sys.stderr)
         return
     with os.fdopen(ready_fd, "w") as pipe:
         pipe.write(line + "\n")

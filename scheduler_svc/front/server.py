@@ -4,6 +4,7 @@ The public server has the services callers use; the internal one (loopback) has 
 health and reflection. Limits are in the application, not in `maximum_concurrent_rpcs`, which would refuse health too.
 """
 
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ class Front:
         """
         options = self._options
         public = self._server(internal=False)
-        self.port = _listen(public, options.host, options.port)
+        self.port = _listen(public, options.host, options.port, options.reuse_port)
         if options.internal_port is not None:
             internal = self._server(internal=True)
             self.internal_port = _listen(internal, options.internal_host, options.internal_port)
@@ -159,19 +160,33 @@ def server_options(reuse_port: bool) -> list[tuple[str, Any]]:
     ]
 
 
-def _listen(server: Any, host: str, port: int) -> int:
+def _listen(server: Any, host: str, port: int, reuse_port: bool = False) -> int:
     """Binds a server and returns its port.
 
     Raises: PortInUseError.
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
+        _probe(host, port, reuse_port)
         bound = int(server.add_insecure_port(address))
-    except RuntimeError:
+    except (OSError, RuntimeError):
         bound = 0
     if not bound:
         raise PortInUseError(f"cannot listen on {address}; is the port in use?")
     return bound
+
+
+def _probe(host: str, port: int, reuse_port: bool) -> None:
+    """Binds and lets go: gRPC's own failure writes lines of its library to stderr.
+
+    Raises: OSError if the address cannot be bound.
+    """
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if reuse_port:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            probe.bind(address)
 
 
 def _add_reflection(server: Any, names: list[str]) -> None:

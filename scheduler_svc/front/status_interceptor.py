@@ -81,8 +81,8 @@ def _guarded_stream(inner: Handler, method: str) -> Handler:
 async def _end(error: BaseException, context: ServicerContext[Any, Any], method: str) -> None:
     """Ends the call with the status of `error`.
 
-    Nothing tells a handler whether a CancelledError came from the caller: only that a call whose caller is gone takes no
-    status any more. Then the handler just ends.
+    Nothing tells a handler whether a CancelledError came from the caller: only that a call whose caller is gone takes
+    no status any more. Then the handler just ends.
     """
     if isinstance(error, AbortError):
         raise error
