@@ -31,11 +31,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A case with the ids of its prompt and of its greedy output, a final end-of-sequence id included."""
+    """A case with the ids of its prompt, and its greedy output: ids with a final end-of-sequence id, text without."""
 
     case: Case
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
+    text: str
 
 
 def references(gguf: Path, cases: Sequence[Case]) -> list[Reference]:
@@ -46,7 +47,12 @@ def references(gguf: Path, cases: Sequence[Case]) -> list[Reference]:
         _compute_in_child(gguf, cases, kept)
     answers = json.loads(kept.read_text(encoding="utf-8"))
     return [
-        Reference(case=case, prompt_ids=tuple(answer["prompt_ids"]), output_ids=tuple(answer["output_ids"]))
+        Reference(
+            case=case,
+            prompt_ids=tuple(answer["prompt_ids"]),
+            output_ids=tuple(answer["output_ids"]),
+            text=answer["text"],
+        )
         for case, answer in zip(cases, answers, strict=True)
     ]
 
@@ -108,7 +114,7 @@ def _split_digits(tokenizer: Any) -> None:
     backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])
 
 
-def _answer(tokenizer: Any, model: Any, case: dict[str, Any]) -> dict[str, list[int]]:
+def _answer(tokenizer: Any, model: Any, case: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     if case["chat"]:
@@ -127,7 +133,9 @@ def _answer(tokenizer: Any, model: Any, case: dict[str, Any]) -> dict[str, list[
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
-    return {"prompt_ids": list(ids), "output_ids": output[0, len(ids) :].tolist()}
+    made = output[0, len(ids) :].tolist()
+    text = tokenizer.decode(made, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return {"prompt_ids": list(ids), "output_ids": made, "text": text}
 
 
 if __name__ == "__main__":
