@@ -126,7 +126,7 @@ class Fronts:
             return
         self._close_ready(front)
         if front.said.strip() == b"ready":
-            self._log.info("front ready", front=front.number, pid=front.process.pid)
+            self._log.info("front_ready", front=front.number, pid=front.process.pid)
             if front.number not in self._ready:
                 self._ready.add(front.number)
                 if len(self._ready) == len(self._commands):
@@ -140,7 +140,7 @@ class Fronts:
         self._forget(front)
         if self._stopping:
             return
-        self._log.error("front ended", front=front.number, pid=front.process.pid, code=code)
+        self._log.error("front_ended", front=front.number, pid=front.process.pid, code=code)
         if front.number not in self._ready:
             raise FrontFailed(f"front {front.number} ended with code {code} before it was ready")
         quick = front.num_quick_crashes + 1 if now - front.started_at < _QUICK_SECONDS else 1

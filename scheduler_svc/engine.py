@@ -181,7 +181,7 @@ class Engine:
         result = event.result
         if event.failure is not None:
             ids = {"worker_id": result.worker_id, "step_id": result.step_id}
-            self._log.error("step failed", failure=event.failure[:200], **ids)
+            self._log.error("step_failed", failure=event.failure[:200], **ids)
         self._admitted.get(result.worker_id, {}).pop(result.step_id, None)
         try:
             committed = self.core.commit(result, now)
@@ -223,7 +223,7 @@ class Engine:
 
     def _fail_worker(self, worker_id: WorkerId, doing: str, now: float) -> None:
         """The core failed on a worker's work: that work ends, and the worker begins anew."""
-        self._log.exception("core failed", doing=doing, worker_id=worker_id)
+        self._log.exception("core_failed", doing=doing, worker_id=worker_id)
         outputs = self.desk.outputs_on(worker_id)
         waiting = (o for request in self.desk.requests for o in request.outputs if not o.running)
         self.desk.fail(outputs or list(waiting), now)
@@ -267,7 +267,7 @@ class Engine:
 
     def _answer(self, message: FrontMessage, query: Query, now: float) -> None:
         if query.kind == "drain_ms":
-            self._log.info("drain asked for", milliseconds=query.milliseconds)
+            self._log.info("drain_asked_for", milliseconds=query.milliseconds)
             self.drain(query.milliseconds / 1000)
             reply = codec.reply(query.query_id, codec.drain_response())
         else:

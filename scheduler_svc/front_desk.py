@@ -113,14 +113,14 @@ class FrontDesk:
             raise
         except Exception:
             request = output.request
-            self._log.exception("request failed", request_id=request.request_id, key=output.key)
+            self._log.exception("request_failed", request_id=request.request_id, key=output.key)
             self._abandon(request)
             return
         self.deliver(events, now)
 
     def _submit(self, front_id: int, submission: Submission | InvalidSubmission, now: float) -> None:
         if self.requests.by_front_key(front_id, submission.key) is not None:
-            self._log.warning("submission dropped: its key is in use", front=f"{front_id:016x}", key=submission.key)
+            self._log.warning("repeated_submission_dropped", front=f"{front_id:016x}", key=submission.key)
             return
         if isinstance(submission, InvalidSubmission):
             self._reject(
@@ -160,7 +160,7 @@ class FrontDesk:
         except InvariantViolation:
             raise
         except Exception:
-            self._log.exception("submission failed", request_id=request.request_id)
+            self._log.exception("submission_failed", request_id=request.request_id)
             self._take_back(request, now)
             self._reject(front_id, front_key, Code.INTERNAL, "INTERNAL", "the scheduler failed on this request")
             return

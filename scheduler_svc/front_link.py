@@ -130,7 +130,7 @@ class FrontLink:
         except FrameError as error:
             self.num_faults += 1
             size = sum(map(len, parts))
-            self._sparse.warning("front frame dropped", now, peer=peer.hex(), num_bytes=size, reason=str(error))
+            self._sparse.warning("front_frame_dropped", now, peer=peer.hex(), num_bytes=size, reason=str(error))
             return
         front = self._by_peer.get(peer)
         if front is not None and front.front_id != message.front_id:
@@ -150,12 +150,12 @@ class FrontLink:
     def _read_hello(self, peer: Peer, front: _Front | None, message: FrontMessage, now: float) -> _Front | None:
         if message.protocol_version != PROTOCOL_VERSION:
             reason = f"protocol version {message.protocol_version}; this scheduler speaks {PROTOCOL_VERSION}"
-            self._log.warning("front refused", pid=message.pid, reason=reason)
+            self._log.warning("front_refused", pid=message.pid, reason=reason)
             self._router.send(peer, codec.front_frame(self._session, refusal=reason))
             return None
         if front is None:
             front = self._attach(peer, message, now)
-            self._log.info("front joined", front=f"{front.front_id:016x}", pid=front.pid)
+            self._log.info("front_joined", front=f"{front.front_id:016x}", pid=front.pid)
         if self._service is not None:
             front.outbox.set_service(self._service)
         return front
@@ -184,7 +184,7 @@ class FrontLink:
             return
         del self._by_peer[front.peer]
         front.peer = None
-        self._log.warning("front lost", front=f"{front.front_id:016x}", pid=front.pid, reason=reason)
+        self._log.warning("front_lost", front=f"{front.front_id:016x}", pid=front.pid, reason=reason)
         self._events.append(FrontLost(front_id=front.front_id, reason=reason))
 
     def _send(self, front: _Front, frame: bytes, now: float) -> bool:

@@ -218,14 +218,14 @@ class WorkerLink:
 
     def _read_garbage(self, peer: Peer, size: int, reason: str, now: float) -> None:
         self.num_faults += 1
-        self._sparse.warning("worker frame dropped", now, peer=peer.hex(), num_bytes=size, reason=reason)
+        self._sparse.warning("worker_frame_dropped", now, peer=peer.hex(), num_bytes=size, reason=reason)
         if peer in self._by_peer:
             # It may have been a result: waiting for it would take its requests much longer than starting again.
             self._resync_joined(self._by_peer[peer], f"a frame of {size} bytes was not understood")
 
     def _read_stale(self, peer: Peer, message: WorkerMessage, now: float) -> None:
         self.num_faults += 1
-        self._sparse.warning("worker frame of another epoch dropped", now, peer=peer.hex(), step_id=message.step_id)
+        self._sparse.warning("stale_worker_frame_dropped", now, peer=peer.hex(), step_id=message.step_id)
         if peer in self._by_peer:
             return
         if now - self._resyncs.get(peer, -_RESYNC_SECONDS) >= _RESYNC_SECONDS:
@@ -261,7 +261,7 @@ class WorkerLink:
     def _read_result(self, worker: _Worker, step_id: StepId, body: WorkerResult, now: float) -> None:
         if step_id < worker.next_step_id:
             self.num_faults += 1
-            self._sparse.warning("result dropped: it came before", now, worker_id=worker.worker_id, step_id=step_id)
+            self._sparse.warning("repeated_result_dropped", now, worker_id=worker.worker_id, step_id=step_id)
             return
         fault = self._fault(worker, step_id, body)
         if fault:
@@ -311,7 +311,7 @@ class WorkerLink:
         refusal = self._refusal(hello, message.epoch)
         if refusal:
             self.num_faults += 1
-            self._log.warning("worker refused", device=hello.device, pid=hello.pid, reason=refusal)
+            self._log.warning("worker_refused", device=hello.device, pid=hello.pid, reason=refusal)
             self._router.send(peer, codec.refusal(self.session, message.epoch, refusal, retryable=False))
             return
         self._welcome(peer, message.epoch, hello, now)
@@ -361,7 +361,7 @@ class WorkerLink:
             max_model_len=hello.max_model_len,
             first_step_id=FIRST_STEP_ID,
         )
-        self._log.info("worker joined", worker_id=worker_id, device=hello.device, pid=hello.pid, pages=hello.num_pages)
+        self._log.info("worker_joined", worker_id=worker_id, device=hello.device, pid=hello.pid, pages=hello.num_pages)
         self._events.append(Joined(card=card, hello=hello))
         self._send(worker, self._welcome_frame(worker), now)
 
@@ -386,7 +386,7 @@ class WorkerLink:
         if self._by_id.pop(worker.worker_id, None) is None:
             return
         del self._by_peer[worker.peer]
-        self._log.warning("worker lost", worker_id=worker.worker_id, pid=worker.hello.pid, reason=reason)
+        self._log.warning("worker_lost", worker_id=worker.worker_id, pid=worker.hello.pid, reason=reason)
         self._events.append(Lost(worker_id=worker.worker_id, reason=reason, refused_step_id=refused_step_id))
 
     # Sending.

@@ -50,8 +50,15 @@ def run_batch(engine: EngineThread, front: RawFront, worker: ScriptedWorker) -> 
     engine.wait_clean()
 
 
-def peer(endpoint: str) -> "zmq.Socket[bytes]":
-    socket = zmq.Context.instance().socket(zmq.DEALER)
+@pytest.fixture
+def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
+    created: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield created
+    created.destroy(linger=0)
+
+
+def peer(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> "zmq.Socket[bytes]":
+    socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.connect(endpoint)
     return socket
@@ -250,8 +257,8 @@ def test_a_worker_that_does_not_fit_is_refused(
             assert other.num_joins == 0
 
 
-def test_an_unknown_epoch_is_told_to_say_hello(engine: EngineThread) -> None:
-    socket = peer(engine.worker_endpoint)
+def test_an_unknown_epoch_is_told_to_say_hello(engine: EngineThread, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    socket = peer(context, engine.worker_endpoint)
     heartbeat = worker_pb2.Heartbeat(last_received_step_id=3)
     socket.send(worker_pb2.WorkerFrame(session=99, epoch=7, step_id=3, heartbeat=heartbeat).SerializeToString())
     frame = received(socket)
@@ -299,13 +306,15 @@ def test_two_workers_share_the_work_and_one_may_leave(engine: EngineThread, fron
 # Garbage.
 
 
-def test_garbage_is_counted_and_dropped(engine: EngineThread, front: RawFront, tmp_path: Path) -> None:
+def test_garbage_is_counted_and_dropped(
+    engine: EngineThread, front: RawFront, context: "zmq.Context[zmq.Socket[bytes]]", tmp_path: Path
+) -> None:
     marker = tmp_path / f"marker_{secrets.token_hex(4)}"
     pickled = f"cposix\nsystem\n(S'touch {marker}'\ntR.".encode()
     with ScriptedWorker(engine.worker_endpoint, limits=LIMITS) as worker:
         front.wait_ready()
         for endpoint in (engine.worker_endpoint, engine.front_endpoint):
-            socket = peer(endpoint)
+            socket = peer(context, endpoint)
             before = engine.faults()
             for content in (os.urandom(1000), b"", pickled, b"\x08"):
                 socket.send(content)
@@ -317,10 +326,11 @@ def test_garbage_is_counted_and_dropped(engine: EngineThread, front: RawFront, t
         assert not marker.exists()
 
 
-def test_an_oversized_message_closes_its_connection_alone(engine: EngineThread, front: RawFront) -> None:
+def test_an_oversized_message_closes_its_connection_alone(
+    engine: EngineThread, front: RawFront, context: "zmq.Context[zmq.Socket[bytes]]"
+) -> None:
     with ScriptedWorker(engine.worker_endpoint, limits=LIMITS) as worker:
         front.wait_ready()
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         for endpoint in (engine.worker_endpoint, engine.front_endpoint):
             socket = context.socket(zmq.DEALER)
             socket.setsockopt(zmq.LINGER, 0)
@@ -329,8 +339,8 @@ def test_an_oversized_message_closes_its_connection_alone(engine: EngineThread, 
             socket.send(bytes(64_000_000))
             assert monitor.poll(10_000), "the connection stays open"
             socket.disable_monitor()
+            monitor.close()
             socket.close()
-        context.term()
         run_batch(engine, front, worker)
         assert worker.num_joins == 1
 

@@ -88,13 +88,9 @@ class RawFront:
         if now >= self._next_beat and self.session:
             self._next_beat = now + HEARTBEAT_SECONDS
             self.send(heartbeat=True)
-        if not self._socket.poll(wait_ms):
-            return
-        while True:
-            try:
-                self._read(front_pb2.SchedulerToFrontFrame.FromString(self._socket.recv(zmq.DONTWAIT)))
-            except zmq.Again:
-                return
+        while self._socket.poll(wait_ms):
+            self._read(front_pb2.SchedulerToFrontFrame.FromString(self._socket.recv()))
+            wait_ms = 0
 
     def wait(self, condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
         deadline = time.monotonic() + seconds

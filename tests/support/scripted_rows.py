@@ -1,7 +1,8 @@
 """The rows and pages of a worker without a model: every plan is checked as a real worker would, and more.
 
-Pages hold the token ids that were computed into them, so reading a page that another request has overwritten, or a prefix
-that is not the row's, is noticed. What a row samples is given by a script, so what a resumed row brings along is checked.
+Pages hold the token ids that were computed into them, so reading a page that another request has overwritten, or a
+prefix that is not the row's, is noticed. What a row samples is given by a script, so what a resumed row brings along is
+checked.
 """
 
 from array import array
@@ -16,13 +17,13 @@ UNKNOWN = -1
 """What stands for a token that a failed step did not sample, and for a slot it did not write."""
 
 
-class PlanRefused(Exception):
+class PlanRefusedError(Exception):
     """The plan breaks the protocol."""
 
 
 def require(condition: object, reason: str) -> None:
     if not condition:
-        raise PlanRefused(reason)
+        raise PlanRefusedError(reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ class Row:
     seed: int
     pages: list[int] = field(default_factory=list)
     decoding: bool = False
+    failed: bool = False
+    """A step of it failed; steps already in flight compute it all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,7 @@ class ScriptedRows:
     def step(self, plan: Any, fails: bool = False) -> list[Sampled]:
         """Applies a plan and computes it.
 
-        Raises: PlanRefused.
+        Raises: PlanRefusedError.
         """
         chunk_rows, chunk_tokens, idle = self._apply(plan)
         decoding = sorted(row for row, held in self.rows.items() if held.decoding and row not in idle)
@@ -182,6 +185,7 @@ class ScriptedRows:
         require(end <= len(held.pages) * size, f"row {row} has no page for token {end - 1}")
         require(end <= self.limits.max_model_len, f"row {row} is longer than the model allows")
         self._check_pages(row)
+        held.failed |= fails
         for position in range(held.computed, end):
             page = held.pages[position // size]
             if page in self.named:
@@ -195,9 +199,11 @@ class ScriptedRows:
     def _check_pages(self, row: int) -> None:
         """What attention would read is what the row computed or was told to find."""
         held, size = self.rows[row], self.limits.page_size
+        if held.failed:
+            return
         for number in range(-(-held.computed // size)):
             start, end = number * size, min(held.computed, (number + 1) * size)
-            if self.slots[held.pages[number]][: end - start] != held.tokens[start:end] and UNKNOWN not in held.tokens:
+            if self.slots[held.pages[number]][: end - start] != held.tokens[start:end]:
                 self.violations.append(f"page {held.pages[number]} of row {row} holds other tokens")
 
     def _sample(self, row: int, fails: bool) -> Sampled:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import zmq
 from pagewire.internal.v1 import worker_pb2
-from support.scripted_rows import Limits, PlanRefused, Sampled, Script, ScriptedRows
+from support.scripted_rows import Limits, PlanRefusedError, Sampled, Script, ScriptedRows
 from support.toy_tokenizer import BOS, CHAT_TEMPLATE, EOS, SPECIAL_TOKENS, VOCAB_SIZE, tokenizer_json
 
 PROTOCOL_VERSION = 1
@@ -184,10 +184,9 @@ class ScriptedWorker:
         wait_ms = _TICK_MS if ready_at is None else max(0, min(_TICK_MS, int((ready_at - time.monotonic()) * 1000) + 1))
         if self._socket.poll(wait_ms):
             for _ in range(100):
-                try:
-                    self._receive(self._socket.recv(zmq.DONTWAIT))
-                except zmq.Again:
+                if not self._socket.poll(0):
                     break
+                self._receive(self._socket.recv(zmq.DONTWAIT))
         while self._extra:
             self._socket.send(self._extra.popleft())
         self._work()
@@ -261,7 +260,7 @@ class ScriptedWorker:
             fails = step_id in self.options.failing_steps
             try:
                 sampled = self.rows.step(plan, fails)
-            except PlanRefused as refused:
+            except PlanRefusedError as refused:
                 self._refuse(step_id, str(refused))
                 return
             self._busy_until = time.monotonic() + self.options.step_seconds

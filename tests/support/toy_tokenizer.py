@@ -1,7 +1,7 @@
 """The toy vocabulary of scripted runs, as a real tokenizer.json.
 
-Ids 0..255 are the raw bytes, 256 begins a sequence, 257 ends one, 258 and 259 are special, 260..265 are whole words. The
-logits have 320 columns but only 300 ids exist.
+Ids 0..255 are the raw bytes, 256 begins a sequence, 257 ends one, 258 and 259 are special, 260..265 are whole words.
+There are 300 ids.
 """
 
 import json
