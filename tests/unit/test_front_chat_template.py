@@ -73,14 +73,14 @@ def transformers_tokenizer() -> Any:
 @pytest.mark.parametrize("generation_prompt", [True, False])
 def test_tpl_02_equals_transformers(transformers_tokenizer: Any, name: str, chat: str, generation_prompt: bool) -> None:
     rendered = ChatTemplate(TEMPLATES[name], SPECIAL).render(
-        CHATS[chat], add_generation_prompt=generation_prompt, variables={"mood": "gay"}
+        CHATS[chat], add_generation_prompt=generation_prompt, variables={"mood": "cheerful"}
     )
     expected = transformers_tokenizer.apply_chat_template(
         CHATS[chat],
         chat_template=TEMPLATES[name],
         tokenize=False,
         add_generation_prompt=generation_prompt,
-        mood="gay",
+        mood="cheerful",
     )
     assert rendered == expected
 
