@@ -86,9 +86,10 @@ def test_ready_then_stopped_in_order(place: Place) -> None:
 
 def test_a_child_that_ends_fails_the_start_at_once(place: Place) -> None:
     began = time.monotonic()
+    worker = command("worker", "fail", 2, "error: --dtype int3: must be auto or float32")
+    stack = place.stack(worker=worker, on_line=None)
     with pytest.raises(StackError) as caught:
-        worker = command("worker", "fail", 2, "error: --dtype int3: must be auto or float32")
-        place.stack(worker=worker, on_line=None).start()
+        stack.start()
     assert time.monotonic() - began < 10
     assert caught.value.exit_code == 2
     assert "worker ended (exit code 2)" in str(caught.value)
@@ -130,7 +131,7 @@ def test_an_interrupted_stop_kills(place: Place) -> None:
     stack = place.stack(worker=command("worker", "deaf", place.log), stop_seconds=60.0)
     stack.start()
     wait_until(lambda: "deaf started" in place.noted())
-    watcher = interrupt_when(lambda: "scheduler stopped" in place.noted())
+    watcher = interrupt_when(lambda: "scheduler" in stack.exit_codes())
     with pytest.raises(KeyboardInterrupt):
         stack.stop()
     watcher.join()
