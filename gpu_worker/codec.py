@@ -18,25 +18,10 @@ from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows, StepResult
 from gpu_worker.errors import PlanRefusedError
 from gpu_worker.model_card import ModelCard
 from gpu_worker.published_pages import Inventory
+from gpu_worker.worker_card import WorkerCard
 
 PROTOCOL_VERSION = 1
 HASH_BYTES = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerCard:
-    """What a hello says of the worker."""
-
-    device: str
-    page_size: int
-    num_pages: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    model_card: ModelCard
-    cache_fingerprint: bytes
-    pid: int
-    version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

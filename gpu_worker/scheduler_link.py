@@ -27,6 +27,7 @@ from gpu_worker import codec
 from gpu_worker.batch_plan import BatchPlan, StepResult
 from gpu_worker.errors import PlanRefusedError
 from gpu_worker.published_pages import Inventory
+from gpu_worker.worker_card import WorkerCard
 
 HELLO_SECONDS = 0.5
 SILENCE_SECONDS = 3.0
@@ -91,7 +92,7 @@ class _Close:
 class SchedulerLink:
     """Events come out of ``events`` in the order they happened; all methods may be called from any thread."""
 
-    def __init__(self, endpoint: str, card: codec.WorkerCard, events: "queue.SimpleQueue[LinkEvent]") -> None:
+    def __init__(self, endpoint: str, card: WorkerCard, events: "queue.SimpleQueue[LinkEvent]") -> None:
         self._endpoint = endpoint
         self._card = card
         self._events = events

@@ -1,16 +1,18 @@
-"""Builds a worker's parts from its configuration, in order: checkpoint, device, model, weights, page pool, warm-up."""
+"""Builds a worker's parts from its configuration, in order: checkpoint, device, model, weights, page pool, warm-up.
+
+Needs neither the link nor the messages, so that model and kernels can be tested where those are not installed.
+"""
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from pagewire_kernels import KernelSet, load_kernels
 
-from gpu_worker.codec import WorkerCard
-from gpu_worker.config import WorkerConfig
 from gpu_worker.device import describe_device, pick_device, pick_dtype, pick_kernels, set_cpu_threads
 from gpu_worker.errors import ConfigError
 from gpu_worker.largest_step import run_largest_step
@@ -24,6 +26,10 @@ from gpu_worker.request_rows import RowLimits
 from gpu_worker.warm_up import warm_up
 from gpu_worker.weights.load import load_weights
 from gpu_worker.weights.open import open_checkpoint
+from gpu_worker.worker_card import WorkerCard
+
+if TYPE_CHECKING:
+    from gpu_worker.config import WorkerConfig
 
 _DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 512)}
 """max_num_seqs and max_num_batched_tokens."""
@@ -38,7 +44,7 @@ class Parts:
     summary: str
 
 
-def build(config: WorkerConfig, warn: Callable[[str], None]) -> Parts:
+def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     """Raises ModelLoadError, PagePoolTooSmallError, ConfigError."""
     checkpoint = open_checkpoint(config.model)
     device = pick_device(config.device)
@@ -75,7 +81,7 @@ def build(config: WorkerConfig, warn: Callable[[str], None]) -> Parts:
     )
 
 
-def _check_kv_dtype(config: WorkerConfig, dtype: torch.dtype) -> None:
+def _check_kv_dtype(config: "WorkerConfig", dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     if config.kv_cache_dtype not in ("auto", name):
         raise ConfigError(
@@ -83,7 +89,7 @@ def _check_kv_dtype(config: WorkerConfig, dtype: torch.dtype) -> None:
         )
 
 
-def _max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
+def _max_model_len(config: "WorkerConfig", model: ModelConfig) -> int:
     asked = config.max_model_len or model.max_positions
     if asked > model.max_positions:
         raise ConfigError(
@@ -98,7 +104,7 @@ def _name(path: Path) -> str:
 
 
 def _size_pool(
-    config: WorkerConfig,
+    config: "WorkerConfig",
     model: LlamaModel,
     kernels: KernelSet,
     card: ModelCard,

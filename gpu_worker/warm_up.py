@@ -13,7 +13,10 @@ from gpu_worker.model_runner import ModelRunner
 from gpu_worker.request_rows import RowLimits
 
 _CPU_SHAPES = ((1, 17), (2, 3))
-_GPU_SHAPES = ((1, 1), (1, 17), (2, 16), (3, 48), (15, 1), (16, 16), (17, 3), (1, 512), (4, 1000), (64, 32), (256, 31))
+_GPU_SHAPES = (
+    *((num_rows, 17) for num_rows in (1, 2, 3, 8, 15, 16, 24, 33, 48, 64, 96, 128, 200, 256)),
+    *((1, 1), (2, 16), (3, 48), (1, 512), (4, 1000)),
+)
 _SAMPLING = ((0.0, 0, 1.0), (1.0, 0, 1.0), (1.0, 20, 0.9))
 
 
