@@ -71,6 +71,7 @@ def place(tmp_path: Path) -> Place:
 
 def test_ready_then_stopped_in_order(place: Place) -> None:
     with place.stack() as stack:
+        wait_until(lambda: "worker started" in place.noted())
         with stack.client() as client:
             assert client.health() is HealthStatus.SERVING
         pids = stack.pids()
@@ -152,6 +153,7 @@ def test_a_program_that_is_not_there_fails_the_start(place: Place) -> None:
 
 def test_a_killed_worker_is_started_again(place: Place) -> None:
     with place.stack() as stack:
+        wait_until(lambda: "worker started" in place.noted())
         first = stack.pids()["worker"]
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: stack.pids().get("worker", first) != first)
@@ -162,6 +164,7 @@ def test_a_killed_worker_is_started_again(place: Place) -> None:
 
 def test_a_worker_that_crashes_again_and_again_ends_the_stack(place: Place) -> None:
     with place.stack() as stack:
+        wait_until(lambda: "worker started" in place.noted())
         place.crashes.write_text("1\n2\n3\n4\n5\n6\n")
         os.kill(stack.pids()["worker"], signal.SIGKILL)
         with pytest.raises(StackError, match=r"exit code 7, crash 5 in a row; giving up"):
@@ -172,6 +175,7 @@ def test_a_worker_that_crashes_again_and_again_ends_the_stack(place: Place) -> N
 
 def test_a_lost_scheduler_ends_the_stack(place: Place) -> None:
     with place.stack() as stack:
+        wait_until(lambda: "worker started" in place.noted())
         os.kill(stack.pids()["scheduler"], signal.SIGKILL)
         with pytest.raises(StackError, match="scheduler ended"):
             stack.wait(30)
