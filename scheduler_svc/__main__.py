@@ -6,6 +6,7 @@ from scheduler_svc import config, log, process
 
 
 def main() -> int:
+    log.configure("text")
     try:
         settings = config.load(sys.argv[1:])
     except config.ConfigError as error:

@@ -88,6 +88,8 @@ class Options:
     change_result: Callable[[int, Any], None] | None = None
     """(step id, StepResult message): changes it before it is sent."""
     heartbeats: bool = True
+    silence_seconds: float = SILENCE_SECONDS
+    """A scheduler that says nothing for so long is gone."""
     steps_before_hold: int | None = None
     """So many steps are answered, then answers wait until this is raised or None."""
 
@@ -290,7 +292,7 @@ class ScriptedWorker:
         self._completed = step_id
 
     def _beat(self, now: float) -> None:
-        if self._joined and now - self._last_heard > SILENCE_SECONDS:
+        if self._joined and now - self._last_heard > self.options.silence_seconds:
             self._begin_epoch()
         if now < self._next_beat:
             return
