@@ -9,7 +9,7 @@ Cost of a step: one look at the head while it does not fit, however many wait be
 """
 
 from scheduler_svc.core.plan import PlanDraft
-from scheduler_svc.core.request import Request, Residence, State
+from scheduler_svc.core.request import Order, Request, Residence, State
 from scheduler_svc.core.tally import Tally
 from scheduler_svc.core.types import Admitted, Event, PageId
 from scheduler_svc.core.worker import Worker
@@ -31,10 +31,12 @@ class Admission:
         self._now = now
         self._num_parked = 0
 
-    def admit_next(self) -> Residence | None:
-        """Gives the next request that can begin a row; None if none can."""
+    def admit_next(self, before: Order | None) -> Residence | None:
+        """Gives the next request that can begin a row; None if none can, or none that comes before ``before``."""
         worker = self._worker
         while worker.free_rows and self._num_parked < LOOK_AHEAD and (request := worker.queue.peek()) is not None:
+            if before is not None and request.order > before:
+                return None
             spare = worker.pool.num_available - self._num_promised()
             if request.pages_needed > spare and not self._can_match_more(request):
                 return None
@@ -94,8 +96,8 @@ class Admission:
             request.num_cached_tokens = residence.num_computed
             self._tally.num_cached_tokens += residence.num_computed
         full_prompt_pages = request.num_prompt // worker.page_size
-        names = request.names(full_prompt_pages, worker.page_size)
-        worker.claims.claim(request, names[len(cached) : full_prompt_pages])
+        names = request.names(full_prompt_pages, worker.page_size)[len(cached) : full_prompt_pages]
+        worker.claims.claim(request, [name for name in names if worker.pool.cache.page_of(name) is None])
         self._draft.add_row(residence)
         self._events.append(
             Admitted(

@@ -1,5 +1,4 @@
-"""Fills one step of one worker: decoding rows first, then prompts that have begun, then new ones, within the token
-budget.
+"""Fills one step of one worker: decoding rows first, then prompts, begun or new, within the token budget.
 
 One rule for all work: what is computed chases what is known. Decoding rows come first, so that running streams never
 stall for a prompt; chunks take what they leave of the budget, first come first served.
@@ -7,7 +6,7 @@ stall for a prompt; chunks take what they leave of the budget, first come first 
 
 from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.plan import PlanDraft
-from scheduler_svc.core.request import Residence, State
+from scheduler_svc.core.request import Order, Residence, State
 from scheduler_svc.core.supply import PageSupply
 from scheduler_svc.core.tally import Tally
 from scheduler_svc.core.types import BatchPlan, CoreConfig, Event, Row, StepId
@@ -19,8 +18,7 @@ def plan_step(worker: Worker, config: CoreConfig, tally: Tally, events: list[Eve
     to ``events``."""
     batcher = Batcher(worker, config, tally, events)
     batcher.schedule_decodes()
-    batcher.schedule_chunks()
-    batcher.admit(now)
+    batcher.schedule_prompts(now)
     plan = batcher.draft.build(worker)
     if plan is not None:
         tally.num_steps += 1
@@ -58,20 +56,23 @@ class Batcher:
                 self._decode(residence)
         self._budget -= len(decoding.lanes)
 
-    def schedule_chunks(self) -> None:
-        """Goes on with prompts that have begun, in their order."""
+    def schedule_prompts(self, now: float) -> None:
+        """Goes on with prompts that have begun and begins new ones, in one order, as long as the budget lasts."""
+        admission = Admission(self._worker, self.draft, self._events, self._tally, now)
         for residence in self._worker.prefilling[:]:
+            self._begin_prompts(admission, residence.request.order)
             if self._budget <= 0:
                 return
-            if residence.request.residence is residence:
+            if residence.request.residence is residence:  # else it was preempted for an older one
                 self._chunk(residence)
+        self._begin_prompts(admission, None)
 
-    def admit(self, now: float) -> None:
-        """Begins waiting requests as long as budget, rows and pages last."""
-        if self._budget <= 0 or self._supply.num_short:
-            return
-        admission = Admission(self._worker, self.draft, self._events, self._tally, now)
-        while self._budget > 0 and (residence := admission.admit_next()) is not None:
+    def _begin_prompts(self, admission: Admission, before: Order | None) -> None:
+        """Admits requests that come before ``before``; none while a running row waits for a page."""
+        while self._budget > 0 and not self._supply.num_short:
+            residence = admission.admit_next(before)
+            if residence is None:
+                return
             self._chunk(residence)
 
     def _release_spent(self, residence: Residence) -> None:

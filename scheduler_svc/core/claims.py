@@ -4,7 +4,7 @@ Computing a page twice is waste; reading it before it is written is corruption. 
 will compute when it is admitted, and a request whose next page is claimed is parked until the claim ends: by the
 page's publication, or with the claimer's end or preemption (then the first of the parked takes over). Others pass it.
 
-Invariant: a claimer runs on this worker, and a claimed name is among its own.
+Invariant: a claimer runs on this worker or has its last step in flight there, and a claimed name is among its own.
 """
 
 from collections.abc import Iterator, Sequence

@@ -106,10 +106,11 @@ def _check_steps(worker: Worker) -> None:
 
 
 def _check_claims(worker: Worker) -> None:
-    """A claim is a running request's, on a page it has yet to publish; who is parked waits."""
+    """A claim is on a page that a request running or landing here has yet to publish."""
+    here = {residence.request.key for residence in worker.rows.values()} | {request.key for request in worker.landing()}
     for page_hash, claimer, _ in worker.claims.items():
-        residence = claimer.residence
-        _rule(residence is not None and worker.rows.get(residence.row) is residence, "a claimer does not run here")
+        _rule(claimer.key in here and claimer.accepts_tokens, "a claimer does not run here")
+        _rule(worker.pool.cache.page_of(page_hash) is None, "a claimed page is cached")
         _rule(claimer.hashes is not None and page_hash in claimer.hashes, "a claim is on a page of somebody else")
 
 
@@ -123,7 +124,7 @@ def _check_load(worker: Worker, placement: Placement, registry: Registry) -> Non
 
 def _check_requests(placement: Placement, registry: Registry) -> None:
     """Every live request is in one place, the one that its state says."""
-    waiting: Counter[int] = Counter(placement.unplaced)
+    waiting: Counter[int] = Counter(list(placement.unplaced))
     running: dict[int, Residence] = {}
     landing: set[int] = set()
     for worker in placement.workers.values():

@@ -1,8 +1,9 @@
-"""Which worker a request waits for: the one with the least load that can hold it.
+"""Which worker a request waits for: the one with the least load that can hold all it may become.
 
-Load is counted in tokens of all requests placed on a worker, running or waiting. A request is placed when it is
-submitted and again when a worker comes or goes while it waits; without a worker that can hold it, it is unplaced.
-Invariant: every live request that is not held is placed or unplaced.
+A worker that would cut it short is taken only if no other is there. Load is counted in tokens of all requests placed
+on a worker, running or waiting. A request is placed when it is submitted and again when a worker comes or goes while
+it waits; without a worker that can hold it, it is unplaced. Invariant: every live request that is not held is placed
+or unplaced.
 """
 
 from collections.abc import Iterable
@@ -41,10 +42,12 @@ class Placement:
 
     def place(self, request: Request, now: float) -> None:
         """Lets a waiting request wait for the least loaded worker that can hold it."""
-        best: Worker | None = None
-        for worker in self.workers.values():
-            if request.num_tokens < worker.capacity and (best is None or worker.load < best.load):
-                best = worker
+        wanted = min(request.num_prompt + request.new.max_tokens, self.capacity)
+        best = min(
+            (worker for worker in self.workers.values() if request.num_tokens < worker.capacity),
+            key=lambda worker: (worker.capacity < wanted, worker.load),
+            default=None,
+        )
         if best is None:
             if request.key not in self.unplaced:
                 request.unplaced_since = now
@@ -68,6 +71,7 @@ class Placement:
             return
         worker = self.worker_of(request)
         worker.load -= request.load
+        worker.end_claims(request)
         if request.residence is not None:
             worker.vacate(request.residence)
         elif request.state is State.WAITING:

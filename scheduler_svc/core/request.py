@@ -148,7 +148,7 @@ class Request:
         "worker_id",
     )
 
-    def __init__(self, new: NewRequest, arrival: int, page_size: int, use_cache: bool, now: float) -> None:
+    def __init__(self, new: NewRequest, arrival: int, use_cache: bool, now: float) -> None:
         self.new = new
         self.key = new.key
         self.prompt = new.prompt
@@ -159,7 +159,7 @@ class Request:
         self.hashes: list[PageHash] | None = None
         """Names of the leading full pages as far as they were needed; None: not cached, neither read nor published."""
         if use_cache and new.root_hash:
-            self.hashes = list(new.page_hashes[: self.num_prompt // page_size])
+            self.hashes = list(new.page_hashes)
         self.state = State.WAITING
         self.accepts_tokens = False
         self.residence: Residence | None = None
@@ -197,9 +197,7 @@ class Request:
         """Where it is, for people."""
         if self.state is State.WAITING:
             return "queue"
-        if self.residence is not None and not self.output and self.residence.is_prefilling:
-            return "prefill"
-        return "decode"
+        return "decode" if self.output else "prefill"
 
     def move(self, state: State) -> None:
         """Changes the state.

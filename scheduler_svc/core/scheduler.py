@@ -54,7 +54,7 @@ class Scheduler:
         self._check(request)
         self._num_arrived += 1
         use_cache = self._config.enable_prefix_caching
-        taken = Request(request, self._num_arrived, self._placement.page_size, use_cache, now)
+        taken = Request(request, self._num_arrived, use_cache, now)
         self._registry.add(taken)
         self._placement.place(taken, now)
         return []
@@ -146,10 +146,9 @@ class Scheduler:
     def counts(self) -> Counts:
         """A snapshot. Costs the number of workers and of requests that are landing."""
         workers, tally = self._placement.workers, self._tally
-        num_running = self._num_running()
         return Counts(
-            num_running=num_running,
-            num_waiting=len(self._registry) - self._registry.num_held - num_running,
+            num_running=self._num_running(),
+            num_waiting=self._num_waiting(),
             num_workers=len(workers),
             pages={worker_id: worker.counts() for worker_id, worker in workers.items()},
             num_preemptions=tally.num_preemptions,
@@ -176,6 +175,7 @@ class Scheduler:
     def _check(self, request: NewRequest) -> None:
         """Refuses what can never be served, or not now."""
         capacity, limit = self._placement.capacity, self._config.max_queued_requests
+        page_size, num_hashes = self._placement.page_size, len(request.page_hashes)
         num_prompt = len(request.prompt)
         if self._registry.get(request.key) is not None:
             raise RequestRejected(RejectCode.DUPLICATE, "key", f"a request with key {request.key} is live")
@@ -190,7 +190,10 @@ class Scheduler:
         if num_prompt >= capacity:
             message = f"the prompt has {num_prompt} tokens; with one more to generate at most {capacity} fit"
             raise RequestRejected(RejectCode.TOO_LARGE, "prompt", message)
-        if limit and self.counts().num_waiting >= limit:
+        if num_hashes and num_hashes != num_prompt // page_size:
+            message = f"{num_hashes} hashes for {num_prompt} tokens are not those of pages of {page_size}"
+            raise RequestRejected(RejectCode.INVALID, "page_hashes", message)
+        if limit and self._num_waiting() >= limit:
             raise RequestRejected(RejectCode.QUEUE_FULL, "", f"{limit} requests are waiting already")
 
     def _num_running(self) -> int:
@@ -198,6 +201,9 @@ class Scheduler:
             len(worker.rows) + sum(1 for request in worker.landing() if request.state is State.LANDING)
             for worker in self._placement.workers.values()
         )
+
+    def _num_waiting(self) -> int:
+        return len(self._registry) - self._registry.num_held - self._num_running()
 
     def _lost(self, request: Request) -> Event:
         request.num_preemptions += 1

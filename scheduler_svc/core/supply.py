@@ -47,6 +47,7 @@ class PageSupply:
     def _preempt(self, residence: Residence) -> None:
         request = residence.request
         self._draft.forget(residence)
+        self._worker.end_claims(request)
         if self._worker.vacate(residence):
             request.move(State.LANDING)
         else:

@@ -82,7 +82,11 @@ class Worker:
         return residence
 
     def vacate(self, residence: Residence) -> bool:
-        """Takes row, pages and claims from a running request. True: tokens of it are still in flight."""
+        """Takes row and pages from a running request. True: tokens of it are still in flight.
+
+        Its claims stay: what it has computed is published with the steps in flight. Unless they are not waited for, see
+        ``end_claims``.
+        """
         request = residence.request
         if residence.is_prefilling:
             self.prefilling.remove(residence)
@@ -90,8 +94,6 @@ class Worker:
         del self.rows[residence.row]
         heappush(self.free_rows, residence.row)
         self.released.append(residence.row)
-        for parked in self.claims.end_all(request):
-            self.queue.merge(parked)
         record = self._record(residence.last_step)
         after = None if record is None else record.step_id
         self.pool.release(residence.pages, request.hashes or (), after)
@@ -101,6 +103,11 @@ class Worker:
             return False
         record.landing.append(request)
         return True
+
+    def end_claims(self, request: Request) -> None:
+        """A request will not publish what it claimed, or not for sure: whoever waits for it goes back to the queue."""
+        for parked in self.claims.end_all(request):
+            self.queue.merge(parked)
 
     def drain(self) -> list[Request]:
         """Takes out all requests that wait here, parked ones included."""

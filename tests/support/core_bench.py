@@ -1,0 +1,218 @@
+"""A scheduler core on a bench: fake workers around it, every rule checked after every call, every output compared.
+
+Speaks in small integers: a request's key is its seed too, so that its tokens tell whose they are.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from support.core_worker import SALT_BITS, FakeWorker, TokenFunction, solo, spread
+
+from scheduler_svc.core.page_hash import hash_pages, root_hash
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import (
+    BatchPlan,
+    Committed,
+    CoreConfig,
+    Ended,
+    EndReason,
+    Event,
+    Held,
+    NewRequest,
+    RequestKey,
+    SamplingParams,
+    StepResult,
+    WorkerCard,
+    WorkerId,
+)
+
+EOS = 7
+HASH_KEY = b"a key for tests only"
+COMPLETE = (EndReason.LENGTH, EndReason.STOP_TOKEN)
+
+
+def config(tokens: int = 64, rows: int = 8, **others: object) -> CoreConfig:
+    return CoreConfig(max_num_batched_tokens=tokens, max_num_seqs=rows, **others)  # type: ignore[arg-type]
+
+
+def card(
+    name: str = "w",
+    pages: int = 16,
+    size: int = 4,
+    rows: int = 64,
+    tokens: int = 4096,
+    length: int = 4096,
+    first: int = 1,
+) -> WorkerCard:
+    return WorkerCard(
+        worker_id=WorkerId(name),
+        num_pages=pages,
+        page_size=size,
+        max_num_seqs=rows,
+        max_num_batched_tokens=tokens,
+        max_model_len=length,
+        first_step_id=first,  # type: ignore[arg-type]
+    )
+
+
+class CoreBench:
+    """Workers, requests, and what came of them."""
+
+    def __init__(self, core_config: CoreConfig, *cards: WorkerCard, function: TokenFunction = spread) -> None:
+        self.core = Scheduler(core_config)
+        self.config = core_config
+        self.function = function
+        self.now = 0.0
+        self.page_size = 4
+        self.workers: dict[WorkerId, FakeWorker] = {}
+        self.requests: dict[int, NewRequest] = {}
+        self.outputs: dict[int, list[int]] = {}
+        self.ended: dict[int, Ended] = {}
+        self.held: set[int] = set()
+        self.events: list[Event] = []
+        """Of the last call."""
+        self.plans: list[BatchPlan] = []
+        for one in cards:
+            self.join(one)
+
+    def join(self, one: WorkerCard) -> None:
+        self.page_size = one.page_size
+        self.workers[one.worker_id] = FakeWorker(one, self.function)
+        self._take(self.core.add_worker(one, self.now))
+
+    def lose(self, name: str = "w") -> None:
+        self.workers.pop(WorkerId(name), None)
+        self._take(self.core.remove_worker(WorkerId(name), self.now))
+
+    def submit(
+        self,
+        key: int,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        stops: Sequence[int] = (EOS,),
+        salt: int = 0,
+        cached: bool = True,
+        hold: bool = False,
+        priority: int = 0,
+        deadline: float | None = None,
+        time_limit: float | None = None,
+    ) -> None:
+        token_ids, root = array("i", prompt), root_hash(HASH_KEY, str(salt), "model", "")
+        request = NewRequest(
+            key=RequestKey(key),
+            prompt=token_ids,
+            page_hashes=hash_pages(root, token_ids, self.page_size) if cached else (),
+            root_hash=root if cached else b"",
+            max_tokens=max_tokens,
+            stop_token_ids=frozenset(stops),
+            hold_endings=hold,
+            priority=priority,
+            deadline=deadline,
+            time_limit=time_limit,
+            sampling=SamplingParams(seed=key + (salt << SALT_BITS)),
+        )
+        events = self.core.submit(request, self.now)
+        self.requests[key] = request
+        self.outputs[key] = []
+        self._take(events)
+
+    def plan(self, name: str = "w") -> BatchPlan | None:
+        plan, events = self.core.plan(WorkerId(name), self.now)
+        if plan is not None:
+            self.workers[WorkerId(name)].receive(plan)
+            self.plans.append(plan)
+        self._take(events)
+        return plan
+
+    def execute(
+        self, name: str = "w", *, failed: bool = False, nan_rows: Sequence[int] = (), eager: bool = False
+    ) -> StepResult:
+        """The worker runs its oldest plan; ``commit`` brings the result."""
+        return self.workers[WorkerId(name)].execute(failed=failed, nan_rows=nan_rows, eager=eager)
+
+    def commit(self, result: StepResult) -> Committed:
+        committed = self.core.commit(result, self.now)
+        assert len(committed.keys) == len(committed.token_ids) == len(set(committed.keys))
+        for key, token_id in zip(committed.keys, committed.token_ids, strict=True):
+            assert key not in self.ended, f"request {key} got a token after its end"
+            assert key not in self.held, f"request {key} got a token after its held end"
+            self.outputs[key].append(token_id)
+        self._take(committed.events)
+        return committed
+
+    def result(self, name: str = "w", **how: object) -> Committed:
+        return self.commit(self.execute(name, **how))  # type: ignore[arg-type]
+
+    def cancel(self, key: int, reason: EndReason = EndReason.CANCELLED) -> None:
+        self._take(self.core.cancel(RequestKey(key), reason, self.now))
+
+    def stop(self, key: int, num_output_tokens: int) -> None:
+        self._take(self.core.stop(RequestKey(key), num_output_tokens, self.now))
+
+    def scanned(self, key: int) -> None:
+        self._take(self.core.scanned(RequestKey(key), self.now))
+
+    def expire(self) -> None:
+        self._take(self.core.expire(self.now))
+
+    def step(self, name: str = "w") -> bool:
+        """One step with nothing else in flight; False if there is nothing to do."""
+        if self.plan(name) is None:
+            return False
+        self.result(name)
+        return True
+
+    def run(self, name: str = "w", depth: int = 2, limit: int = 2000) -> int:
+        """Steps until nothing is left to do, ``depth`` in flight; the number of steps."""
+        worker, num_steps = self.workers[WorkerId(name)], 0
+        while True:
+            while len(worker.plans) < depth and self.plan(name) is not None:
+                num_steps += 1
+            if not worker.plans:
+                return num_steps
+            assert num_steps < limit, "no end in sight"
+            self.result(name)
+
+    def limit_of(self, key: int) -> int:
+        """Most output tokens of a request on the largest worker."""
+        cards = [worker.card for worker in self.workers.values()]
+        capacity = max(min(one.max_model_len, one.num_pages * one.page_size) for one in cards)
+        request = self.requests[key]
+        return min(request.max_tokens, capacity - len(request.prompt))
+
+    def expected(self, key: int) -> list[int]:
+        """What the request generates alone."""
+        request = self.requests[key]
+        return solo(request.prompt, request.sampling.seed, self.limit_of(key), request.stop_token_ids, self.function)
+
+    def check_outputs(self) -> None:
+        """Every token reported is the one that the request alone would have got; complete ones got all."""
+        for key, output in self.outputs.items():
+            expected, ended = self.expected(key), self.ended.get(key)
+            assert output == expected[: len(output)], f"request {key} got other tokens than alone"
+            if ended is not None:
+                assert ended.num_output_tokens <= len(output)
+                assert ended.reason not in COMPLETE or output == expected, f"request {key} was cut"
+
+    def check_ledger(self) -> None:
+        """Nothing is live, and every page is free or cached."""
+        counts = self.core.counts()
+        assert (counts.num_running, counts.num_waiting) == (0, 0)
+        assert self.ended.keys() == self.requests.keys()
+        for worker_id, pages in counts.pages.items():
+            assert pages.num_held == 0, f"{worker_id} still holds pages"
+            assert pages.num_free + pages.num_cached == pages.num_pages
+            assert self.core.is_idle(worker_id)
+
+    def _take(self, events: Sequence[Event]) -> None:
+        self.events = list(events)
+        for event in events:
+            assert event.key not in self.ended, f"request {event.key} had ended before {event}"
+            if isinstance(event, Ended):
+                self.ended[event.key] = event
+                self.held.discard(event.key)
+            elif isinstance(event, Held):
+                assert event.key not in self.held
+                self.held.add(event.key)
+        self.core.check_invariants()

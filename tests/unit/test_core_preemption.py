@@ -1,0 +1,195 @@
+"""Who gives way when pages run out, and how it goes on, as transcripts."""
+
+from support.core_transcript import check_transcript
+
+
+def test_the_latest_gives_way_and_goes_on_with_all_its_tokens() -> None:
+    check_transcript("""
+    core steps=1
+    worker w pages=4 size=4
+    submit a 1..7 max=8
+    submit b 11..17 max=4
+    steps 3
+    ----
+    a admitted on w, 0 cached
+    b admitted on w, 0 cached
+    step 1: a on row 0 pages 0,1 computes 7; b on row 1 pages 2,3 computes 7
+    step 1: a0 b0
+    a prefilled 7 of 7
+    b prefilled 7 of 7
+    step 2: a,b decode; published 0,2
+    step 2: a1 b1
+    b preempted: no pages
+    step 3: row 1 released; a page 3; a decodes; published 1
+    step 3: a2
+
+    submit c 21 max=1
+    run
+    counts
+    ----
+    7 steps: a +5, b +2, c +1
+    a ended: length, 8 tokens, in decode
+    c ended: length, 1 tokens, in decode
+    b ended: length, 4 tokens, 8 recomputed, in decode
+    running 0, waiting 0, preemptions 1, computed_tokens 33, output_tokens 13, cached_tokens 0, wasted_tokens 0
+    """)
+
+
+def test_pages_that_come_with_a_result_are_waited_for_before_anybody_is_preempted() -> None:
+    check_transcript("""
+    worker w pages=4 size=4
+    submit a 1..7 max=9
+    submit b 11..16 max=9
+    plan
+    plan
+    cancel b
+    result
+    plan
+    result
+    plan
+    result
+    counts
+    ----
+    a admitted on w, 0 cached
+    b admitted on w, 0 cached
+    step 1: a on row 0 pages 0,1 computes 7; b on row 1 pages 2,3 computes 6
+    step 2: a,b decode
+    b ended: cancelled, 0 tokens, in prefill
+    step 1: a0
+    a prefilled 7 of 7
+    nothing to do
+    step 2: a1
+    step 3: row 1 released; a page 3; a decodes; published 0,2,1
+    step 3: a2
+    running 1, waiting 0, preemptions 0, computed_tokens 16, output_tokens 3, cached_tokens 0, wasted_tokens 2
+    """)
+
+
+def test_tokens_in_flight_of_a_preempted_request_are_taken_and_it_waits_for_them() -> None:
+    check_transcript("""
+    worker w pages=4 size=4
+    submit a 1..7 max=9
+    submit b 11..17 max=9
+    plan
+    plan
+    result
+    plan
+    result
+    plan
+    result
+    plan
+    run
+    ----
+    a admitted on w, 0 cached
+    b admitted on w, 0 cached
+    step 1: a on row 0 pages 0,1 computes 7; b on row 1 pages 2,3 computes 7
+    step 2: a,b decode
+    step 1: a0 b0
+    a prefilled 7 of 7
+    b prefilled 7 of 7
+    b preempted: no pages
+    nothing to do
+    step 2: a1 b1
+    step 3: row 1 released; a page 3; a decodes; published 0,2,1
+    step 3: a2
+    step 4: a decodes
+    12 steps: a +6, b +7
+    a ended: length, 9 tokens, in decode
+    b ended: length, 9 tokens, 8 recomputed, in decode
+    """)
+
+
+def test_the_lowest_priority_gives_way_even_if_it_came_first() -> None:
+    check_transcript("""
+    core steps=1
+    worker w pages=4 size=4
+    submit a 1..7 max=4
+    submit b 11..17 max=4 priority=1
+    steps 3
+    run
+    ----
+    b admitted on w, 0 cached
+    a admitted on w, 0 cached
+    step 1: b on row 0 pages 0,1 computes 7; a on row 1 pages 2,3 computes 7
+    step 1: b0 a0
+    b prefilled 7 of 7
+    a prefilled 7 of 7
+    step 2: b,a decode; published 0,2
+    step 2: b1 a1
+    a preempted: no pages
+    step 3: row 1 released; b page 3; b decodes; published 1
+    step 3: b2
+    3 steps: a +2, b +1
+    b ended: length, 4 tokens, in decode
+    a ended: length, 4 tokens, 4 recomputed, in decode
+    """)
+
+
+def test_unreferenced_cached_pages_are_evicted_before_anybody_gives_way() -> None:
+    check_transcript("""
+    worker w pages=6 size=2
+    submit a 1..5 max=1
+    run
+    pages
+    submit b 21..23 max=9
+    run
+    counts
+    ----
+    1 steps: a +1
+    a ended: length, 1 tokens, in decode
+    4 free, 0 held, 2 cached
+    9 steps: b +9
+    b ended: length, 9 tokens, in decode
+    running 0, waiting 0, preemptions 0, computed_tokens 16, output_tokens 10, cached_tokens 0, wasted_tokens 0
+    """)
+
+
+def test_a_request_that_fills_the_pool_alone_ends_by_length() -> None:
+    check_transcript("""
+    worker w pages=3 size=4
+    submit a 1..5 max=100
+    run
+    ----
+    7 steps: a +7
+    a ended: length, 7 tokens, in decode
+    """)
+
+
+def test_a_prompt_begins_only_if_the_prompts_that_have_begun_leave_it_enough_pages() -> None:
+    check_transcript("""
+    core tokens=4
+    worker w pages=6 size=4
+    submit a 1..15 max=1
+    submit b 21..35 max=1
+    steps 4
+    steps 4
+    ----
+    a admitted on w, 0 cached
+    step 1: a on row 0 page 0 computes 4
+    step 1: no tokens
+    a prefilled 4 of 15
+    step 2: a page 1 computes 4; published 0
+    step 2: no tokens
+    a prefilled 8 of 15
+    step 3: a page 2 computes 4; published 1
+    step 3: no tokens
+    a prefilled 12 of 15
+    step 4: a page 3 computes 3; published 2
+    step 4: a0
+    a prefilled 15 of 15
+    a ended: length, 1 tokens, in decode
+    b admitted on w, 0 cached
+    step 5: row 0 released; b on row 0 page 3 computes 4
+    step 5: no tokens
+    b prefilled 4 of 15
+    step 6: b page 4 computes 4; published 3
+    step 6: no tokens
+    b prefilled 8 of 15
+    step 7: b page 5 computes 4; published 4
+    step 7: no tokens
+    b prefilled 12 of 15
+    step 8: b page 2 computes 3; published 5; evicted 2
+    step 8: b0
+    b prefilled 15 of 15
+    b ended: length, 1 tokens, in decode
+    """)
