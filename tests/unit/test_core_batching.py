@@ -228,7 +228,7 @@ def test_more_decoding_rows_than_budget_take_turns() -> None:
     submit c 21..30 max=9
     submit e 31..33 max=9
     submit f 41..42 max=9
-    plan
+    steps 1
     ----
     b admitted on w, 0 cached
     c admitted on w, 0 cached
@@ -316,4 +316,4 @@ def test_more_decoding_rows_than_budget_take_turns() -> None:
     step 13: c,e,f,a decode; b idles
     step 12: b2 c2 e2 f1
     step 14: b,e,f,a decode; c idles
-    """)
+    """)  # noqa: E501

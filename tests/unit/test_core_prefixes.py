@@ -38,7 +38,8 @@ def test_one_token_is_computed_even_if_the_whole_prompt_is_cached() -> None:
     ----
     1 steps: a +1
     a ended: length, 1 tokens, in decode
-    InvariantViolation: a claimed page is cached
+    b admitted on w, 4 cached
+    step 2: row 0 released; b on row 0 pages 0,2 computes 4; published 0,1
     step 2: b0
     b prefilled 8 of 8
     b ended: length, 1 tokens, in decode
