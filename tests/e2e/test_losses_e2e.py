@@ -1,4 +1,4 @@
-"""Workers that die or hang while streams run: the streams go on with the reference's tokens, or end with UNAVAILABLE."""
+"""Workers that die or hang while streams run: they go on with the reference's tokens, or end with UNAVAILABLE."""
 
 import os
 import signal
