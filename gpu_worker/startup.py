@@ -14,7 +14,7 @@ import torch
 from pagewire_kernels import KernelSet, load_kernels
 
 from gpu_worker.device import describe_device, pick_device, pick_dtype, pick_kernels, set_cpu_threads
-from gpu_worker.errors import ConfigError
+from gpu_worker.errors import ConfigError, ModelLoadError
 from gpu_worker.largest_step import run_largest_step
 from gpu_worker.memory import cpu_pool_bytes, gpu_pool_bytes
 from gpu_worker.model_card import ModelCard, cache_fingerprint, make_model_card
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 512)}
 """max_num_seqs and max_num_batched_tokens."""
+MIN_TRITON_HEAD_DIM = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
             config.cpu_threads, checkpoint.config.hidden_size, checkpoint.config.intermediate_size, dtype
         )
     kernels_name = pick_kernels(config.kernels, device)
+    _check_head_dim(kernels_name, checkpoint.config.head_dim)
     kernels = load_kernels(kernels_name)
     model = LlamaModel(checkpoint.config, kernels, max_model_len=max_model_len, dtype=dtype, device=device)
     load_weights(checkpoint, model.weight_slots(), warn)
@@ -86,6 +88,14 @@ def _check_kv_dtype(config: "WorkerConfig", dtype: torch.dtype) -> None:
     if config.kv_cache_dtype not in ("auto", name):
         raise ConfigError(
             f"--kv-cache-dtype '{config.kv_cache_dtype}': not allowed with --dtype {name}; allowed: auto, {name}"
+        )
+
+
+def _check_head_dim(kernels_name: str, head_dim: int) -> None:
+    """The Triton kernels' tiles are powers of two."""
+    if kernels_name == "triton" and (head_dim < MIN_TRITON_HEAD_DIM or head_dim & (head_dim - 1)):
+        raise ModelLoadError(
+            f"config: head_dim {head_dim} is not supported on a GPU; powers of two from {MIN_TRITON_HEAD_DIM} are"
         )
 
 
