@@ -17,19 +17,62 @@ _GPU_SHAPES = (
     *((num_rows, 17) for num_rows in (1, 2, 3, 8, 15, 16, 24, 33, 48, 64, 96, 128, 200, 256)),
     *((1, 1), (2, 16), (3, 48), (1, 512), (4, 1000)),
 )
+_GPU_LENGTHS = tuple(256 << power for power in range(8))
+"""Lengths of a row that decodes: attention is split by them."""
 _SAMPLING = ((0.0, 0, 1.0), (1.0, 0, 1.0), (1.0, 20, 0.9))
 
 
 def warm_up(runner: ModelRunner) -> None:
     """Raises WorkerError if a warm-up step fails: such a worker could serve nothing."""
-    shapes = _CPU_SHAPES if runner.device.type == "cpu" else _GPU_SHAPES
-    for num_rows, num_tokens in shapes:
+    on_cpu = runner.device.type == "cpu"
+    for num_rows, num_tokens in _CPU_SHAPES if on_cpu else _GPU_SHAPES:
         for temperature, top_k, top_p in _SAMPLING:
-            for plan in _plans(runner.limits, num_rows, num_tokens, temperature, top_k, top_p):
-                failure = runner.launch(plan).wait().failure
-                if failure is not None:
-                    raise WorkerError(f"a warm-up step failed: {failure}")
-            runner.reset()
+            _run(runner, _plans(runner.limits, num_rows, num_tokens, temperature, top_k, top_p))
+    for length in () if on_cpu else _GPU_LENGTHS:
+        if length <= min(runner.limits.max_model_len, runner.limits.num_pages * runner.limits.page_size):
+            _run(runner, [_decode_at(runner.limits, length)])
+
+
+def _run(runner: ModelRunner, plans: list[BatchPlan]) -> None:
+    """Run plans that begin with no rows, and drop their rows."""
+    for plan in plans:
+        failure = runner.launch(plan).wait().failure
+        if failure is not None:
+            raise WorkerError(f"a warm-up step failed: {failure}")
+    runner.reset()
+
+
+def _decode_at(limits: RowLimits, length: int) -> BatchPlan:
+    """One row that computes its last token over pages of any content."""
+    num_pages = -(-length // limits.page_size)
+    return BatchPlan(
+        new_rows=_new_rows(1, length, num_cached=length - 1),
+        append_rows=int32s([0] * num_pages),
+        append_pages=np.arange(num_pages, dtype=np.int32),
+        chunk_rows=int32s([0]),
+        chunk_tokens=int32s([1]),
+        num_scheduled_rows=1,
+        num_scheduled_tokens=1,
+    )
+
+
+def _new_rows(
+    num_rows: int, num_tokens: int, *, num_cached: int = 0, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0
+) -> NewRows:
+    ones = np.ones(num_rows, dtype=np.int32)
+    return NewRows(
+        rows=np.arange(num_rows, dtype=np.int32),
+        num_prompt_tokens=ones * num_tokens,
+        num_token_ids=ones * num_tokens,
+        token_ids=np.zeros(num_rows * num_tokens, dtype=np.int32),
+        num_cached_tokens=ones * num_cached,
+        output_indices=ones * 0,
+        seeds=np.zeros(num_rows, dtype=np.uint64),
+        temperatures=np.full(num_rows, temperature, dtype=np.float32),
+        top_ps=np.full(num_rows, top_p, dtype=np.float32),
+        top_ks=ones * top_k,
+        min_ps=np.zeros(num_rows, dtype=np.float32),
+    )
 
 
 def _plans(
@@ -45,19 +88,7 @@ def _plans(
         return []
     rows = np.arange(num_rows, dtype=np.int32)
     ones = np.ones(num_rows, dtype=np.int32)
-    new = NewRows(
-        rows=rows,
-        num_prompt_tokens=ones * num_tokens,
-        num_token_ids=ones * num_tokens,
-        token_ids=np.zeros(num_rows * num_tokens, dtype=np.int32),
-        num_cached_tokens=ones * 0,
-        output_indices=ones * 0,
-        seeds=np.zeros(num_rows, dtype=np.uint64),
-        temperatures=np.full(num_rows, temperature, dtype=np.float32),
-        top_ps=np.full(num_rows, top_p, dtype=np.float32),
-        top_ks=ones * top_k,
-        min_ps=np.zeros(num_rows, dtype=np.float32),
-    )
+    new = _new_rows(num_rows, num_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
     append_rows = np.repeat(rows, pages_each).astype(np.int32)
     append_pages = np.arange(num_rows * pages_each, dtype=np.int32)
     chunks = [part for part in (num_tokens // 2, num_tokens - num_tokens // 2) if part]
@@ -74,4 +105,4 @@ def _plans(
         for number, size in enumerate(chunks)
     ]
     decode = BatchPlan(num_scheduled_rows=num_rows, num_scheduled_tokens=num_rows)
-    return [*plans, decode, BatchPlan(releases=int32s(rows.tolist()))]
+    return [*plans, decode]

@@ -133,13 +133,14 @@ def test_every_shape_of_the_family(tmp_path: Path, changes: dict[str, Any]) -> N
 
 
 def test_nothing_is_compiled_after_the_warm_up(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = build(tiny.path, max_num_seqs=64).runner
+    runner = build(tiny.path, max_num_seqs=64, max_model_len=2048).runner
     compiled: list[str] = []
     monkeypatch.setattr(
         triton.knobs.runtime, "jit_post_compile_hook", lambda **details: compiled.append(str(details.get("repr")))
     )
     for count, chunk in ((1, 1000), (2, 16), (15, 7), (33, 64), (50, 1000)):
         prompts = [random_prompt(1 + number * 7 % 200, seed=number) for number in range(count)]
+        prompts[0] = random_prompt(300 * count % 1900 + 5)
         greedy_rows = [Generation(prompt=prompt, max_tokens=5) for prompt in prompts[::2]]
         sampling = [
             Generation(prompt=prompt, max_tokens=6, temperature=0.8, top_k=number % 3 * 10, top_p=0.9, seed=number)
