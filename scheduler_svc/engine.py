@@ -10,7 +10,7 @@ waited was read.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 import zmq
@@ -40,7 +40,7 @@ class EngineSettings:
 
     worker_endpoint: str
     front_endpoint: str
-    hash_key: bytes
+    hash_key: bytes = field(repr=False)
     core: CoreConfig
     worker_timeout_seconds: float = 3.0
     front_timeout_seconds: float = 3.0

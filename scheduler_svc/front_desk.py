@@ -114,7 +114,7 @@ class FrontDesk:
         except Exception:
             request = output.request
             self._log.exception("request_failed", request_id=request.request_id, key=output.key)
-            self._abandon(request)
+            self._abandon(request, now)
             return
         self.deliver(events, now)
 
@@ -173,8 +173,17 @@ class FrontDesk:
     def _take_back(self, request: Request, now: float) -> None:
         """Outputs of a refused request that the core has taken already."""
         for output in request.outputs:
-            self._core.cancel(output.key, EndReason.CANCELLED, now)
+            self._give_back(output, now)
         self.requests.remove(request)
+
+    def _give_back(self, output: Output, now: float) -> None:
+        """What the core still holds of an output, if it can."""
+        try:
+            self._core.cancel(output.key, EndReason.STEP_FAILED, now)
+        except InvariantViolation:
+            raise
+        except Exception:
+            self._log.exception("cancel_failed", key=output.key)
 
     def _reject(
         self,
@@ -195,8 +204,10 @@ class FrontDesk:
             return None
         return self._rate.retry_ms(self._core.counts().num_waiting, now)
 
-    def _abandon(self, request: Request) -> None:
-        """Ends a request without the core, which failed on it."""
+    def _abandon(self, request: Request, now: float) -> None:
+        """Ends a request without waiting for the core, which failed on it."""
+        for output in request.outputs:
+            self._give_back(output, now)
         box = self._link.outbox(request.front_id)
         box.add_event(codec.request_failed(request.front_key, request.summary()))
         self.requests.remove(request)
@@ -209,6 +220,7 @@ class FrontDesk:
             output = requests.output(key)
             if output is not None:
                 output.num_tokens += 1
+                output.num_refused_plans = 0
                 request = output.request
                 link.outbox(request.front_id).add_token(request.front_key, output.index, token_id)
 
@@ -236,6 +248,7 @@ class FrontDesk:
             output.running = False
             kind, message = "preempted", codec.preempted(key, event.reason)
         else:
+            output.num_refused_plans = 0
             message = codec.prefill(key, event.num_computed_tokens, event.num_prompt_tokens)
             kind = "prefill"
         if request.progress_events:

@@ -38,7 +38,7 @@ class Output:
     worker_id: str = ""
     num_cached_tokens: int = 0
     num_refused_plans: int = 0
-    """Plans that workers refused and that began a row for it."""
+    """Plans in a row that workers refused and that may have been refused because of it."""
     ended: Ended | None = None
 
 

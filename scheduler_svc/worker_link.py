@@ -50,7 +50,7 @@ class Lost:
     worker_id: WorkerId
     reason: str
     refused_step_id: StepId | None = None
-    """The worker refused this plan."""
+    """The worker refused this plan, though it was the one that was due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +238,10 @@ class WorkerLink:
             self._read_result(worker, StepId(message.step_id), body, now)
         elif isinstance(body, WorkerRefusal):
             self.num_faults += 1
-            self._lose(worker, f"it refused step {message.step_id}: {body.reason}", StepId(message.step_id))
+            # A later plan is refused because one before it was lost; that says nothing of its content.
+            was_due = message.step_id == worker.next_step_id
+            refused = StepId(message.step_id) if was_due else None
+            self._lose(worker, f"it refused step {message.step_id}: {body.reason}", refused)
         elif isinstance(body, WorkerGoodbye):
             self._lose(worker, f"it left: {body.reason}")
         elif isinstance(body, WorkerHeartbeat):
