@@ -72,7 +72,7 @@ def kill_marked(mark: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-FLOAT32 = ("--dtype", "float32", "--device", "cpu")
+FLOAT32 = ("--dtype", "float32", "--device", os.environ.get("PAGEWIRE_TEST_DEVICE", "cpu"))
 """Worker flags under which outputs are promised to be equal, on any machine."""
 ONE_THREAD = (*FLOAT32, "--cpu-threads", "1")
 """The same without measuring threads at the start, for tests that start many workers on a busy machine."""
