@@ -103,8 +103,11 @@ test: $(VENV)/.dev ## all tests; those for a GPU join where there is one
 	$(PYTEST) --ignore=tests/kernel || status=1; \
 	exit $$status
 
-test-gpu: $(VENV)/.dev ## the tests for a GPU alone
-	$(PYTEST) tests/gpu $(ARGS)
+test-gpu: $(VENV)/.dev ## the tests for a GPU alone, and the stack on it against transformers
+	@status=0; \
+	$(PYTEST) tests/gpu $(ARGS) || status=1; \
+	PAGEWIRE_TEST_DEVICE=cuda $(PYTEST) tests/e2e/test_greedy_e2e.py tests/e2e/test_tiny_llama_e2e.py $(ARGS) || status=1; \
+	exit $$status
 
 bench: $(VENV)/.dev ## measure Pagewire on the workloads A to E
 	$(BIN)/python -m benchmarks.run --engine pagewire --workload A,B,C,D,E --json $(ARGS)
