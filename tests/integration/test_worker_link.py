@@ -28,7 +28,7 @@ def expected(prompt: list[int], count: int) -> list[int]:
 
 @pytest.fixture
 def engine() -> Iterator[EngineThread]:
-    with EngineThread(worker_timeout_seconds=0.5) as running:
+    with EngineThread(worker_timeout_seconds=1.0) as running:
         yield running
 
 
@@ -276,8 +276,8 @@ def test_a_late_result_of_an_old_epoch_is_dropped(engine: EngineThread, front: R
         old_epoch, session = worker._epoch, worker._session
         result = worker_pb2.StepResult(rows=array("i", [0]).tobytes(), token_ids=array("i", [66]).tobytes())
         stale = worker_pb2.WorkerFrame(session=session, epoch=old_epoch + 1, step_id=4, result=result)
-        worker.send_bytes(stale.SerializeToString())
         before = engine.faults()
+        worker.send_bytes(stale.SerializeToString())
         wait_until(lambda: engine.faults() > before, "the frame was counted")
         worker.options.steps_before_hold = None
         front.wait_over(key)
