@@ -42,9 +42,7 @@ class Expiry:
 
     def note_gone(self, request: Request) -> None:
         """A request has ended."""
-        if request.new.deadline is None and request.new.time_limit is None:
-            return
-        self._num_gone += 1
+        self._num_gone += (request.new.deadline is not None) + (request.new.time_limit is not None)
         if self._num_gone > _FEW and self._num_gone * 2 > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[3].state is not State.ENDED]
             heapify(self._heap)

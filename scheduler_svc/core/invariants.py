@@ -16,7 +16,7 @@ from scheduler_svc.core.worker import Worker
 def check(placement: Placement, registry: Registry) -> None:
     """Raises InvariantViolation at the first rule that is broken."""
     for worker in placement.workers.values():
-        _check_pool(worker.pool, [residence.pages for residence in worker.rows.values()])
+        check_pool(worker.pool, [residence.pages for residence in worker.rows.values()])
         _check_rows(worker)
         _check_tables(worker)
         _check_steps(worker)
@@ -30,7 +30,7 @@ def _rule(holds: bool, text: str) -> None:
         raise InvariantViolation(text)
 
 
-def _check_pool(pool: PagePool, tables: Iterable[list[PageId]]) -> None:
+def check_pool(pool: PagePool, tables: Iterable[list[PageId]]) -> None:
     """free + held + cached = all; reference counts equal the tables; names and pages are a bijection."""
     free, cached = set(pool.free_pages()), set(pool.cached_pages())
     _rule(len(free) == pool.num_free, "a page is free twice")
@@ -39,12 +39,14 @@ def _check_pool(pool: PagePool, tables: Iterable[list[PageId]]) -> None:
     for table in [*tables, *pool.waiting_tables()]:
         _rule(len(set(table)) == len(table), "a page is twice in a table")
         refs.update(table)
-    for number in range(pool.num_pages):
-        page = PageId(number)
-        _rule(pool.refs[page] == refs[page], f"page {page} is in {refs[page]} tables and counts {pool.refs[page]}")
-        _rule((page in free or page in cached) == (refs[page] == 0), f"page {page} is lost, or in use and available")
-        _rule(page not in free or not pool.cache.is_named(page), f"free page {page} has a name")
-        _rule(refs[page] < 2 or pool.cache.is_named(page), f"page {page} is shared and has no name")
+    pages, is_named = range(pool.num_pages), pool.cache.is_named
+    wrong = [page for page in pages if pool.refs[page] != refs[PageId(page)]]
+    _rule(not wrong, f"pages {wrong} count other references than there are tables")
+    wrong = [page for page in pages if (page in free or page in cached) != (pool.refs[page] == 0)]
+    _rule(not wrong, f"pages {wrong} are lost, or in use and available")
+    _rule(not any(is_named(page) for page in free), "a free page has a name")
+    wrong = [page for page in pages if pool.refs[page] > 1 and not is_named(PageId(page))]
+    _rule(not wrong, f"pages {wrong} are shared and have no name")
     names = list(pool.cache)
     _rule(len({page for _, page in names}) == len(names), "two names lead to one page")
     for page_hash, page in names:

@@ -39,6 +39,10 @@ class Scheduler:
     """The facade. A call either does all it says or raises and does nothing."""
 
     def __init__(self, config: CoreConfig) -> None:
+        """Raises: ValueError: a limit that lets nothing run."""
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_steps_in_flight"):
+            if getattr(config, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
         self._config = config
         self._tally = Tally()
         self._placement = Placement()

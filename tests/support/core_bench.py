@@ -174,6 +174,23 @@ class CoreBench:
             assert num_steps < limit, "no end in sight"
             self.result(name)
 
+    def finish(self) -> None:
+        """Plans, answers and scans until nothing lives any more; then outputs and ledger must be right."""
+        for _ in range(20_000):
+            busy = False
+            for worker_id, worker in self.workers.items():
+                self.plan(worker_id)
+                if worker.plans:
+                    self.result(worker_id)
+                    busy = True
+            for key in sorted(self.held):
+                self.scanned(key)
+            if not busy:
+                break
+        assert self.ended.keys() == self.requests.keys(), "requests are live and nothing can be done"
+        self.check_outputs()
+        self.check_ledger()
+
     def limit_of(self, key: int) -> int:
         """Most output tokens of a request on the largest worker."""
         cards = [worker.card for worker in self.workers.values()]

@@ -193,3 +193,102 @@ def test_a_prompt_begins_only_if_the_prompts_that_have_begun_leave_it_enough_pag
     b prefilled 15 of 15
     b ended: length, 1 tokens, in decode
     """)
+
+
+def test_a_prompt_takes_a_page_from_a_later_request_that_had_just_got_one() -> None:
+    check_transcript("""
+    core steps=1 threshold=2 cache=off
+    worker w pages=4 size=4
+    submit a 1..12 max=2
+    submit b 21 max=9
+    steps 4
+    ----
+    a admitted on w, 0 cached
+    b admitted on w, 0 cached
+    step 1: a on row 0 page 0 computes 2; b on row 1 page 1 computes 1
+    step 1: b0
+    a prefilled 2 of 12
+    b prefilled 1 of 1
+    step 2: a computes 2; b decodes
+    step 2: b1
+    a prefilled 4 of 12
+    step 3: a page 2 computes 2; b decodes
+    step 3: b2
+    a prefilled 6 of 12
+    step 4: a computes 2; b decodes
+    step 4: b3
+    a prefilled 8 of 12
+
+    plan
+    result
+    run
+    ----
+    b preempted: no pages
+    step 5: row 1 released; a page 1 computes 2
+    step 5: no tokens
+    a prefilled 10 of 12
+    9 steps: a +2, b +5
+    a ended: length, 2 tokens, in decode
+    b ended: length, 9 tokens, 4 recomputed, in decode
+    """)
+
+
+def test_a_prompt_takes_pages_from_a_later_prompt() -> None:
+    check_transcript("""
+    core steps=1 threshold=2 cache=off
+    worker w pages=11 size=4
+    submit a 1..20 max=1
+    submit b 21 max=12
+    submit c 31..50 max=1
+    steps 8
+    ----
+    a admitted on w, 0 cached
+    b admitted on w, 0 cached
+    c admitted on w, 0 cached
+    step 1: a on row 0 page 0 computes 2; b on row 1 page 1 computes 1; c on row 2 page 2 computes 2
+    step 1: b0
+    a prefilled 2 of 20
+    b prefilled 1 of 1
+    c prefilled 2 of 20
+    step 2: a computes 2; c computes 2; b decodes
+    step 2: b1
+    a prefilled 4 of 20
+    c prefilled 4 of 20
+    step 3: a page 3 computes 2; c page 4 computes 2; b decodes
+    step 3: b2
+    a prefilled 6 of 20
+    c prefilled 6 of 20
+    step 4: a computes 2; c computes 2; b decodes
+    step 4: b3
+    a prefilled 8 of 20
+    c prefilled 8 of 20
+    step 5: b page 5; a page 6 computes 2; c page 7 computes 2; b decodes
+    step 5: b4
+    a prefilled 10 of 20
+    c prefilled 10 of 20
+    step 6: a computes 2; c computes 2; b decodes
+    step 6: b5
+    a prefilled 12 of 20
+    c prefilled 12 of 20
+    step 7: a page 8 computes 2; c page 9 computes 2; b decodes
+    step 7: b6
+    a prefilled 14 of 20
+    c prefilled 14 of 20
+    step 8: a computes 2; c computes 2; b decodes
+    step 8: b7
+    a prefilled 16 of 20
+    c prefilled 16 of 20
+
+    plan
+    result
+    run
+    ----
+    c preempted: no pages
+    step 9: row 2 released; b page 10; a page 2 computes 2; b decodes
+    step 9: b8
+    a prefilled 18 of 20
+    11 steps: a +1, b +3, c +1
+    a ended: length, 1 tokens, in decode
+    b ended: length, 12 tokens, in decode
+    c ended: length, 1 tokens, 16 recomputed, in decode
+    """)

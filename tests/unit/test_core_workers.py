@@ -1,6 +1,11 @@
-"""Workers that come and go, as transcripts."""
+"""Workers that come and go, and what is refused."""
 
+import pytest
+from support.core_bench import CoreBench, card, config
 from support.core_transcript import check_transcript
+
+from scheduler_svc.core.errors import RejectCode, RequestRejected
+from scheduler_svc.core.types import WorkerId
 
 
 def test_requests_go_to_the_least_loaded_worker() -> None:
@@ -177,3 +182,58 @@ def test_what_cannot_be_served_is_refused() -> None:
     a admitted on w, 0 cached
     step 1: a on row 0 pages 0,1,2,3,4 computes 19
     """)
+
+
+def test_a_worker_that_is_too_small_does_not_help_who_waits() -> None:
+    check_transcript("""
+    core lost=5
+    worker v pages=8 size=4
+    submit a 1..10 max=4
+    time 1
+    lose v
+    time 2
+    worker u pages=2 size=4
+    plan u
+    next
+    time 6
+    expire
+    ----
+    nothing to do
+    next expiry 6.0
+    a ended: worker lost, 0 tokens, in queue
+    """)
+
+
+def test_malformed_requests_are_refused() -> None:
+    bench = CoreBench(config(), card(size=4))
+    with pytest.raises(RequestRejected, match="empty") as refusal:
+        bench.submit(0, [], 1)
+    assert (refusal.value.code, refusal.value.field) == (RejectCode.INVALID, "prompt")
+    bench.page_size = 8  # a front that hashes pages of another size
+    with pytest.raises(RequestRejected, match="2 hashes for 16 tokens") as refusal:
+        bench.submit(0, range(16), 1)
+    assert (refusal.value.code, refusal.value.field) == (RejectCode.INVALID, "page_hashes")
+
+
+def test_what_is_not_known_is_idle_and_has_nothing_to_do() -> None:
+    core = CoreBench(config(), card()).core
+    assert core.is_idle(WorkerId("x"))
+    assert core.plan(WorkerId("x"), 0.0) == (None, [])
+    assert core.remove_worker(WorkerId("x"), 0.0) == []
+
+
+def test_a_worker_is_idle_when_nothing_waits_runs_or_is_in_flight() -> None:
+    bench = CoreBench(config(), card())
+    idle = [bench.core.is_idle(WorkerId("w"))]
+    bench.submit(0, [1], 1)
+    idle.append(bench.core.is_idle(WorkerId("w")))
+    bench.plan()
+    idle.append(bench.core.is_idle(WorkerId("w")))
+    bench.result()
+    idle.append(bench.core.is_idle(WorkerId("w")))
+    assert idle == [True, False, False, True]
+
+
+def test_limits_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_steps_in_flight"):
+        CoreBench(config(max_steps_in_flight=0))
