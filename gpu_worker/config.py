@@ -19,6 +19,7 @@ from pydantic_settings import (
 )
 from yaml import YAMLError
 
+from gpu_worker import endpoint
 from gpu_worker.errors import ConfigError
 
 ENV_PREFIX = "PAGEWIRE_"
@@ -58,10 +59,8 @@ class WorkerConfig(BaseSettings):
 
     @field_validator("scheduler")
     @classmethod
-    def _known_transport(cls, value: str) -> str:
-        if not value.startswith(("ipc://", "tcp://")) or len(value) <= len("ipc://"):
-            raise ValueError("ipc:///PATH or tcp://HOST:PORT is needed")
-        return value
+    def _usable_endpoint(cls, value: str) -> str:
+        return endpoint.usable(value)
 
     @classmethod
     def settings_customise_sources(
