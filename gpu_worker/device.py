@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from gpu_worker.errors import ConfigError
+from gpu_worker.layers.linear import Linear
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FAST_BF16_FLAGS = ("avx512_bf16", "amx_bf16")
@@ -68,25 +69,27 @@ def _measure_threads(hidden_size: int, inner_size: int, dtype: torch.dtype) -> i
     A neighbour on a core can make two threads slower than one many times over, which no rule foresees.
     """
     limit = len(os.sched_getaffinity(0))
-    weights = [torch.zeros(2 * inner_size, hidden_size, dtype=dtype) for _ in range(8)]
+    layers = [Linear(torch.zeros(2 * inner_size, hidden_size, dtype=dtype)) for _ in range(8)]
+    for layer in layers:
+        layer.pack()
     x = torch.zeros(16, hidden_size, dtype=dtype)
     candidates = sorted({limit, *(1 << power for power in range(limit.bit_length()) if 1 << power <= limit)})
     best, best_seconds = 1, float("inf")
     for threads in candidates:
         torch.set_num_threads(threads)
-        seconds = _time_projections(x, weights)
+        seconds = _time_projections(x, layers)
         if seconds < best_seconds * _MIN_GAIN:
             best, best_seconds = threads, seconds
     return best
 
 
 @torch.inference_mode()
-def _time_projections(x: torch.Tensor, weights: list[torch.Tensor]) -> float:
+def _time_projections(x: torch.Tensor, layers: list[Linear]) -> float:
     """Seconds of the median of a few rounds."""
     rounds = []
     for _ in range(7):
         began = time.perf_counter()
-        for weight in weights:
-            torch.nn.functional.linear(x, weight)
+        for layer in layers:
+            layer(x)
         rounds.append(time.perf_counter() - began)
     return sorted(rounds)[len(rounds) // 2]

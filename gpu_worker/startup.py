@@ -71,7 +71,7 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
         dtype=dtype_name,
         kv_cache_dtype=dtype_name,
     )
-    model.limit_vocabulary(card.vocab_size)
+    model.finish(card.vocab_size)
     limits = _size_pool(config, model, kernels, card, device, dtype, free_before)
     kv_pages = allocate_pages(limits.num_pages, PageShape.of(model.config, limits.page_size, dtype), device)
     runner = ModelRunner(model, kernels, kv_pages, limits, device)
@@ -181,7 +181,7 @@ def _summary(
             f"{card.dtype}, KV cache {card.kv_cache_dtype}"
             + (f", from {card.quantization}" if card.quantization else ""),
         ),
-        ("weights", f"{model.num_weight_bytes() / 2**20:,.1f} MiB"),
+        ("weights", f"{model.num_weight_bytes / 2**20:,.1f} MiB"),
         ("pages", f"{limits.num_pages:,} of {limits.page_size} tokens"),
         ("tokens that fit", f"{tokens:,}"),
         ("concurrency", f"{tokens / limits.max_model_len:.1f} requests of max_model_len {limits.max_model_len:,}"),

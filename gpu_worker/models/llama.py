@@ -41,6 +41,9 @@ class LlamaLayer:
             down=make.linear(hidden, inner, bias=config.mlp_bias),
         )
 
+    def projections(self) -> tuple[Linear, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
+
     def slots(self, config: ModelConfig) -> dict[str, torch.Tensor]:
         """Views of the parameters by the names checkpoints use, without the layer's prefix."""
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -83,9 +86,11 @@ class LlamaModel:
         self._head = Linear(self._embedding)
         if not config.tie_word_embeddings:
             self._head = make.linear(config.vocab_size, config.hidden_size)
+        self.num_weight_bytes = sum(slot.nbytes for slot in self.weight_slots().values())
+        """Of all parameters, a tied matrix counted once."""
 
     def weight_slots(self) -> Mapping[str, torch.Tensor]:
-        """Every parameter a checkpoint must fill, by its name there."""
+        """Every parameter a checkpoint must fill, by its name there; valid until ``finish``."""
         slots = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._final_norm}
         if not self.config.tie_word_embeddings:
             slots["lm_head.weight"] = self._head.weight
@@ -93,13 +98,15 @@ class LlamaModel:
             slots.update({f"model.layers.{number}.{name}": slot for name, slot in layer.slots(self.config).items()})
         return slots
 
-    def num_weight_bytes(self) -> int:
-        """Bytes of all parameters, a tied matrix counted once."""
-        return sum(slot.nbytes for slot in self.weight_slots().values())
+    def finish(self, vocab_size: int) -> None:
+        """Call once all parameters are filled; they are final then.
 
-    def limit_vocabulary(self, size: int) -> None:
-        """Never give logits for ids from ``size`` on: rows that pad the vocabulary must not be sampled."""
-        self._head = Linear(self._head.weight[:size])
+        Never gives logits for ids from ``vocab_size`` on: rows that pad the vocabulary must not be sampled. On a CPU
+        the projections are packed where that helps; a tied head then is a second copy of the embedding.
+        """
+        self._head = Linear(self._head.weight[:vocab_size])
+        for linear in (self._head, *(linear for layer in self._layers for linear in layer.projections())):
+            linear.pack()
 
     def forward(
         self,
@@ -111,7 +118,7 @@ class LlamaModel:
         """Compute packed tokens and write their keys and values.
 
         token_ids [T]; kv_pages one tensor a layer; sampling_tokens int64 [R]: packed tokens whose logits are wanted,
-        may be empty. Returns logits [R, vocabulary] in the model's dtype.
+        may be empty. Returns logits [R, vocabulary] in the model's dtype, or [0, 0].
         """
         config, kernels = self.config, self._kernels
         residual = F.embedding(token_ids, self._embedding)
@@ -134,4 +141,4 @@ class LlamaModel:
             x = kernels.add_rms_norm(x, residual, next_norm, config.rms_norm_eps)
         else:
             return self._head(x)
-        return x.new_empty(0, self._head.weight.shape[0])
+        return x.new_empty(0, 0)

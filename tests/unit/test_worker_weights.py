@@ -70,7 +70,7 @@ def test_projections_lie_below_one_another(single: Path) -> None:
     parts = [stored[f"model.layers.1.self_attn.{name}_proj.weight"] for name in "qkv"]
     assert torch.equal(layer.qkv.weight, torch.cat(parts))
     assert torch.equal(layer.gate_up.weight[80:], stored["model.layers.1.mlp.up_proj.weight"])
-    assert model.num_weight_bytes() == sum(tensor.nbytes for tensor in stored.values())
+    assert model.num_weight_bytes == sum(tensor.nbytes for tensor in stored.values())
 
 
 def test_shards_are_read_by_the_index_alone(sharded: Path) -> None:
