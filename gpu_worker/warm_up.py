@@ -12,7 +12,7 @@ from gpu_worker.errors import WorkerError
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.request_rows import RowLimits
 
-_CPU_SHAPES = ((1, 17), (2, 3))
+_CPU_SHAPES = ((2, 3),)
 _GPU_SHAPES = (
     *((num_rows, 17) for num_rows in (1, 2, 3, 8, 15, 16, 24, 33, 48, 64, 96, 128, 200, 256)),
     *((1, 1), (2, 16), (3, 48), (1, 512), (4, 1000)),
@@ -26,7 +26,7 @@ def warm_up(runner: ModelRunner) -> None:
     """Raises WorkerError if a warm-up step fails: such a worker could serve nothing."""
     on_cpu = runner.device.type == "cpu"
     for num_rows, num_tokens in _CPU_SHAPES if on_cpu else _GPU_SHAPES:
-        for temperature, top_k, top_p in _SAMPLING:
+        for temperature, top_k, top_p in _SAMPLING[::2] if on_cpu else _SAMPLING:
             _run(runner, _plans(runner.limits, num_rows, num_tokens, temperature, top_k, top_p))
     for length in () if on_cpu else _GPU_LENGTHS:
         if length <= min(runner.limits.max_model_len, runner.limits.num_pages * runner.limits.page_size):

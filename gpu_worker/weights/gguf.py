@@ -7,15 +7,13 @@ come from the file's metadata.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import gguf
-import numpy as np
 import torch
 
 from gpu_worker.errors import ModelLoadError
 from gpu_worker.model_config import ModelConfig, RopeConfig
 from gpu_worker.weights.checkpoint import ByteRange, TextAssets, digest_content
+from gpu_worker.weights.dequantize import dequantize
 from gpu_worker.weights.gguf_file import GgufTensor, read_gguf
 from gpu_worker.weights.gguf_tokenizer import read_text_assets
 
@@ -77,8 +75,7 @@ class GgufCheckpoint:
         raw = self._file.raw(tensor)
         if tensor.kind.name in _FLOATS:
             return torch.from_numpy(raw.copy()).view(_FLOATS[tensor.kind.name]).view(tensor.shape)
-        values: np.ndarray[Any, np.dtype[np.float32]] = gguf.quants.dequantize(raw, tensor.kind)
-        return torch.from_numpy(values).view(tensor.shape)
+        return dequantize(raw, tensor.kind).view(tensor.shape)
 
     def _split_halves(self, name: str, values: torch.Tensor, num_heads: int) -> torch.Tensor:
         """Rows of each head from interleaved pairs (0, h, 1, h + 1, ...) to halves (0, 1, ..., h, h + 1, ...)."""
