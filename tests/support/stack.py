@@ -79,7 +79,7 @@ ONE_THREAD = (*FLOAT32, "--cpu-threads", "1")
 
 
 class Stack:
-    """A scheduler and ``num_workers`` workers of ``model``; a context manager that waits until it serves.
+    """A scheduler and a worker of ``model``; a context manager that waits until it serves.
 
     Leaving the block stops everything and fails if a process is left.
     """
@@ -90,7 +90,6 @@ class Stack:
         *,
         scheduler: Sequence[str] = (),
         worker: Sequence[str] = (),
-        num_workers: int = 1,
     ) -> None:
         self.mark = new_mark()
         self._folder = tempfile.TemporaryDirectory(prefix="pagewire-e2e-")
@@ -101,7 +100,6 @@ class Stack:
         self.target = f"127.0.0.1:{port}"
         self._scheduler_command = self._marked(scheduler_command([*ports, *places, *scheduler]))
         self._worker_command = self._marked(worker_commands(str(model), ["--scheduler", endpoint, *worker], 1)[0])
-        self._num_workers = num_workers
         self._lines: list[str] = []
         self._children: list[Child] = []
         self.client = Client(self.target, internal_target=f"127.0.0.1:{internal_port}", timeout=60)
@@ -125,10 +123,8 @@ class Stack:
         """Starts everything and waits until it serves. Raises: TimeoutError, RuntimeError when a process ended."""
         try:
             self._children.append(self._spawn(self._scheduler_command))
-            for _ in range(self._num_workers):
-                self._children.append(self._spawn(self._worker_command))
-            if self._num_workers:
-                self.await_serving()
+            self.start_worker()
+            self.await_serving()
         except BaseException as error:
             self._end()
             error.add_note(self.log[-4000:])

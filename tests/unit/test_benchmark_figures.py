@@ -1,0 +1,105 @@
+"""The benchmarks' own arithmetic: workloads are fixed, figures follow their definitions."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.compare import Ratio, record
+from benchmarks.measure import CpuMeter, Outcome, Row, StreamTimes, figures, percentile
+from benchmarks.options import workload_names
+from benchmarks.workloads import NAMES, Workload, workload
+
+DIGEST = "afa372ee0f7736cebfaa456109af1961199b828e49266b9d7aa8c40f1356494d"
+
+
+def test_workloads_never_change() -> None:
+    """Figures of different times and engines are comparable only while these stay as they are."""
+    prompts = [[list(prompt) for prompt in workload(name).prompts] for name in NAMES]
+    assert hashlib.sha256(json.dumps(prompts).encode()).hexdigest() == DIGEST
+    sizes = [(len(work.prompts), work.max_tokens, work.num_clients) for work in map(workload, NAMES)]
+    assert sizes == [(64, 128, 0), (16, 128, 0), (4, 128, 1), (32, 32, 0), (48, 128, 16)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_repetition_meets_the_prefixes_of_another(name: str) -> None:
+    first_ids = [{prompt[0] for prompt in workload(name, repetition).prompts} for repetition in range(6)]
+    for index, ids in enumerate(first_ids[1:], start=1):
+        prompts = workload(name, index).prompts
+        assert all(17 <= token < 49152 for prompt in prompts for token in prompt)
+        assert not {tuple(prompt[:32]) for prompt in prompts} & {
+            tuple(prompt[:32]) for other in range(index) for prompt in workload(name, other).prompts
+        }
+        assert len(ids) == len(first_ids[0])
+
+
+def test_repetitions_of_the_shared_prefix_share_it() -> None:
+    for repetition in range(5):
+        assert len({tuple(prompt[:512]) for prompt in workload("D", repetition).prompts}) == 1
+
+
+def test_percentiles_interpolate() -> None:
+    assert percentile([3.0], 99) == 3.0
+    assert percentile([4.0, 1.0, 2.0, 3.0], 50) == 2.5
+    assert percentile([0.0, 10.0], 90) == pytest.approx(9.0)
+
+
+def test_stream_figures_follow_their_definitions() -> None:
+    work = Workload(name="X", what="", prompts=[[17] * 10], max_tokens=7, num_clients=1)
+    stream = StreamTimes(sent=1.0, messages=[(1.5, 1), (1.7, 4), (2.1, 2)])
+    made = figures(work, Outcome(wall_s=2.0, outputs=[[]], num_output_tokens=7, streams=[stream]))
+    assert made["ttft_p50"] == (pytest.approx(500), "ms")
+    assert made["tpot_mean"] == (pytest.approx(100), "ms")  # 0.6 s for the 6 tokens after the first
+    assert made["itl_p50"] == (pytest.approx(300), "ms")  # gaps of 0.2 and 0.4 s
+    assert made["tokens_per_message"] == (pytest.approx(7 / 3), "tok")
+    assert made["output_tokens_per_s"] == (pytest.approx(3.5), "tok/s")
+    assert made["total_tokens_per_s"] == (pytest.approx(8.5), "tok/s")
+
+
+def test_cpu_seconds_of_this_process_are_its_own() -> None:
+    meter = CpuMeter(list)
+    with meter:
+        before = os.times().user
+        while os.times().user - before < 0.05:
+            pass
+    assert meter.own_cpu_s >= 0.04
+    assert meter.other_cpu_s >= 0
+
+
+def test_a_ratio_tells_median_and_spread() -> None:
+    line = Ratio(workload="A", metric="output_tokens_per_s", pairs=[1.0, 0.5, 2.0]).line()
+    assert line == "| A | output_tokens_per_s | 1.000 | 0.500 to 2.000 | 3 |"
+
+
+def test_rows_are_appended_to_the_record(tmp_path: Path) -> None:
+    row = Row(
+        engine="e",
+        version="1",
+        model="m",
+        dtype="bfloat16",
+        workload="A",
+        repetition=0,
+        metric="time",
+        value=1.23456789,
+        unit="s",
+        commit="c",
+        date="d",
+        machine="x",
+        wall_s=1.0,
+        own_cpu_s=2.0,
+        other_cpu_s=0.0,
+    )
+    path = tmp_path / "folder" / "cpu.json"
+    record([row], path)
+    record([row, row], path)
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert len(kept) == 3
+    assert kept[0]["value"] == 1.23457
+
+
+def test_workload_names_are_checked() -> None:
+    assert workload_names("a, D") == ["A", "D"]
+    with pytest.raises(Exception, match="choose among"):
+        workload_names("A,Z")
