@@ -1,5 +1,10 @@
 """Random lives of the core by seed: longer than Hypothesis's, and the seed is all it takes to see one again."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from support.core_random import RandomLife
 
@@ -38,3 +43,24 @@ def test_the_same_life_is_lived_again_plan_for_plan() -> None:
     assert first.bench.plans
     assert first.bench.plans == second.bench.plans
     assert first.bench.ended == second.bench.ended
+
+
+def test_plans_do_not_depend_on_the_process() -> None:
+    """Two processes that hash strings and bytes differently make the same plans."""
+    code = (
+        "from hashlib import blake2b; from support.core_random import RandomLife; life = RandomLife(23)\n"
+        "for _ in range(120): life.act()\n"
+        "life.finish(); print(blake2b(repr(life.bench.plans).encode()).hexdigest())"
+    )
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("0", "12345")
+    }
+    assert len(digests) == 1
