@@ -35,6 +35,7 @@ class VllmCpu:
         self._offline: ChildEngine | None = None
         self._server: subprocess.Popen[str] | None = None
         self._port = 0
+        self._sockets = tempfile.TemporaryDirectory(prefix="vllm-")  # it leaves those of killed processes behind
         self.log = Path(tempfile.gettempdir()) / f"pagewire-bench-vllm-{os.getpid()}.log"
         self.version = _version(python)
         self.settings = f"dtype={dtype} max_model_len=2048 max_num_seqs=64 enable_prefix_caching=True"
@@ -74,6 +75,7 @@ class VllmCpu:
             self._offline.stop()
         if self._server is not None:
             end(self._server)
+        self._sockets.cleanup()
 
     def _environment(self) -> dict[str, str]:
         cores = os.sched_getaffinity(0)
@@ -83,6 +85,7 @@ class VllmCpu:
             **os.environ,
             "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "2"),
             "VLLM_CPU_OMP_THREADS_BIND": f"{min(cores)}-{max(cores)}",
+            "VLLM_RPC_BASE_PATH": self._sockets.name,
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
