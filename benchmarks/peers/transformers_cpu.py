@@ -30,7 +30,7 @@ class TransformersCpu:
 
     def run(self, workload: Workload) -> Outcome:
         if workload.num_clients:
-            raise EngineError(f"transformers has no server for streams: workload {workload.name} is not for it")
+            raise EngineError("transformers has no server for streams: it runs A, B and D")
         if self._child is None:
             say(f"starting transformers (log: {self.log})")
             module = "benchmarks.peers.transformers_child"
