@@ -14,8 +14,10 @@ from scheduler_svc.core.worker import Worker
 
 
 def plan_step(worker: Worker, config: CoreConfig, tally: Tally, events: list[Event], now: float) -> BatchPlan | None:
-    """Decides the worker's next step and puts it in flight; None if nothing can be computed now. Adds what happened
-    to ``events``."""
+    """Decides the worker's next step and puts it in flight; None if nothing can be computed now.
+
+    Adds what happened to ``events``.
+    """
     batcher = Batcher(worker, config, tally, events)
     batcher.schedule_decodes()
     batcher.schedule_prompts(now)

@@ -1,7 +1,7 @@
 """A batch plan in the making: decisions of one step, turned into the columns of a BatchPlan and the record of the step.
 
-Nothing here changes the worker's books except in ``build``. A request that is preempted while the plan is made is
-taken out again by ``forget``, so a plan never names a row that it also releases for good.
+Residences are kept up to date as decisions come; the worker's books change in ``build`` alone. A request that is
+preempted while the plan is made is taken out again by ``forget``, so a plan computes nothing on a row that it releases.
 """
 
 from array import array

@@ -73,9 +73,7 @@ class Application:
         lane_of, first_of = self._record.lanes.get, self._record.firsts.get
         for row, token_id in zip(result.rows, result.token_ids, strict=True):
             lane = lane_of(row) or first_of(row)
-            if (
-                lane is None
-            ):  # a row that was not to sample, for example one whose chunk ended before its last known token
+            if lane is None:  # not to sample: its chunk ended before its last known token, say
                 skipped.append(len(keys) + len(skipped))
                 continue
             request, output, stop_token_ids, offset, last = lane

@@ -120,6 +120,7 @@ class CoreBench:
     def plan(self, name: str = "w") -> BatchPlan | None:
         plan, events = self.core.plan(WorkerId(name), self.now)
         if plan is not None:
+            assert plan.num_scheduled_tokens <= self.config.max_num_batched_tokens
             self.workers[WorkerId(name)].receive(plan)
             self.plans.append(plan)
         self._take(events)

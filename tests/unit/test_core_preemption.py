@@ -157,7 +157,7 @@ def test_a_request_that_fills_the_pool_alone_ends_by_length() -> None:
 
 def test_a_prompt_begins_only_if_the_prompts_that_have_begun_leave_it_enough_pages() -> None:
     check_transcript("""
-    core tokens=4
+    core tokens=16 threshold=4
     worker w pages=6 size=4
     submit a 1..15 max=1
     submit b 21..35 max=1

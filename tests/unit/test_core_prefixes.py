@@ -166,6 +166,54 @@ def test_nothing_of_a_failed_step_is_published() -> None:
     """)
 
 
+def test_nothing_of_a_failed_step_is_published_for_a_request_that_had_ended_either() -> None:
+    check_transcript("""
+    worker w pages=8 size=4
+    submit a 1..9 max=2
+    plan
+    cancel a
+    result failed
+    submit b 1..9 max=1
+    plan
+    ----
+    a admitted on w, 0 cached
+    step 1: a on row 0 pages 0,1,2 computes 9
+    a ended: cancelled, 0 tokens, in prefill
+    step 1: no tokens
+    b admitted on w, 0 cached
+    step 2: row 0 released; b on row 0 pages 0,1,2 computes 9
+    """)
+
+
+def test_a_request_that_did_not_fit_begins_when_pages_of_its_prefix_have_come() -> None:
+    check_transcript("""
+    core steps=1
+    worker w pages=5 size=4
+    submit a 1..7 max=9
+    submit b 51 max=9 uncached
+    submit c 1..7,1000..1005 max=1
+    steps 3
+    ----
+    a admitted on w, 0 cached
+    b admitted on w, 0 cached
+    step 1: a on row 0 pages 0,1 computes 7; b on row 1 page 2 computes 1
+    step 1: a0 b0
+    a prefilled 7 of 7
+    b prefilled 1 of 1
+    step 2: a,b decode; published 0
+    step 2: a1 b1
+    step 3: a page 3; a,b decode; published 1
+    step 3: a2 b2
+
+    cancel b
+    plan
+    ----
+    b ended: cancelled, 3 tokens, in decode
+    c admitted on w, 8 cached
+    step 4: row 1 released; c on row 1 pages 0,1,2,4 computes 5; a decodes
+    """)
+
+
 def test_another_salt_and_a_bypassing_request_share_nothing() -> None:
     check_transcript("""
     worker w pages=16 size=8
