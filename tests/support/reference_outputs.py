@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 COMPUTE_SECONDS = 300
+EOS_ID = 2
+"""As the file says; some versions of transformers read another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +132,8 @@ def _answer(tokenizer: Any, model: Any, case: dict[str, Any]) -> dict[str, Any]:
             max_new_tokens=case["max_tokens"],
             do_sample=False,
             use_cache=True,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=EOS_ID,
+            pad_token_id=EOS_ID,
         )
     made = output[0, len(ids) :].tolist()
     text = tokenizer.decode(made, skip_special_tokens=True, clean_up_tokenization_spaces=False)
