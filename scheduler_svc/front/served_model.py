@@ -43,7 +43,7 @@ class ServedModel:
     def detokenizer(self, prompt: "Any", *, skip_special_tokens: bool) -> Detokenizer:
         """A fresh detokenizer for an output behind `prompt` (token ids)."""
         if self.token_bytes is None:
-            return WindowDetokenizer(self.tokenizer.library, prompt, skip_special_tokens=skip_special_tokens)
+            return WindowDetokenizer(self.tokenizer.backend, prompt, skip_special_tokens=skip_special_tokens)
         return TableDetokenizer(self.token_bytes, prompt, skip_special_tokens=skip_special_tokens)
 
 
@@ -58,7 +58,7 @@ def build_served_model(card: Any) -> ServedModel:
     return ServedModel(
         card=card,
         tokenizer=tokenizer,
-        token_bytes=build_token_bytes(tokenizer.library, card.tokenizer_json, card.vocab_size),
+        token_bytes=build_token_bytes(tokenizer.backend, card.tokenizer_json, card.vocab_size),
         chat_template=template,
         eos_token_ids=frozenset(card.eos_token_ids),
     )

@@ -17,17 +17,17 @@ class PromptTokenizer:
     def __init__(self, tokenizer_json: bytes, *, bos_token_id: int | None) -> None:
         """Raises: ValueError if the bytes are no tokenizer.json."""
         try:
-            self.library = Tokenizer.from_buffer(tokenizer_json)
+            self.backend = Tokenizer.from_buffer(tokenizer_json)
         except Exception as error:  # the library raises plain Exception
             raise ValueError(f"the model card holds no usable tokenizer.json: {error}") from None
-        self.library.no_truncation()
-        self.library.no_padding()
+        self.backend.no_truncation()
+        self.backend.no_padding()
         self._bos_token_id = bos_token_id
-        self.longest_token_bytes = max((len(piece.encode()) for piece in self.library.get_vocab()), default=1)
+        self.longest_token_bytes = max((len(piece.encode()) for piece in self.backend.get_vocab()), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> "array[int]":
         """Token ids of a text. A text that already begins with the beginning-of-sequence token gets no second one."""
-        encodings = self.library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        encodings = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         if len(encodings) != 1:
             raise InternalError
         token_ids = array("i", encodings[0].ids)
@@ -38,5 +38,5 @@ class PromptTokenizer:
 
     def decode(self, token_ids: "array[int]", *, skip_special_tokens: bool) -> str:
         """Text of token ids, as the library itself decodes them."""
-        texts = self.library.decode_batch([token_ids.tolist()], skip_special_tokens=skip_special_tokens)
+        texts = self.backend.decode_batch([token_ids.tolist()], skip_special_tokens=skip_special_tokens)
         return str(texts[0])
