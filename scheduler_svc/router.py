@@ -60,13 +60,19 @@ class Router:
         return self._socket, self._monitor
 
     def receive(self, limit: int) -> Iterator[tuple[Peer, list[bytes] | None]]:
-        """Up to ``limit`` waiting messages as their parts; None says that the peer's connection ended."""
+        """Up to ``limit`` waiting messages as their parts; None says that the peer's connection ended.
+
+        A message that tells no descriptor is dropped: it came over an older ZeroMQ protocol, which none of ours speak
+        and almost any bytes look like (another protocol's client, a port scan).
+        """
         for _ in range(limit):
             try:
                 parts = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 break
-            peer, descriptor = Peer(parts[0].bytes), int(parts[-1].get(zmq.SRCFD))
+            peer, descriptor = Peer(parts[0].bytes), _descriptor(parts[-1])
+            if descriptor is None:
+                continue
             if self._descriptors.get(peer) != descriptor:
                 yield from self._learn(peer, descriptor)
             yield peer, [part.bytes for part in parts[1:]]
@@ -110,3 +116,11 @@ class Router:
             if peer is not None:
                 del self._descriptors[peer]
                 yield peer, None
+
+
+def _descriptor(part: "zmq.Frame") -> int | None:
+    """Of the connection that a message came from."""
+    try:
+        return int(part.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None

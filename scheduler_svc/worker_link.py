@@ -37,6 +37,8 @@ FIRST_STEP_ID = StepId(1)
 _STATUS_FINE = 0
 _LAST_STATUS = 2
 _RESYNC_SECONDS = 0.2
+_MAX_PAGES = 2**23
+"""The books of more pages would take so long to make that every stream stalls meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,6 +337,8 @@ class WorkerLink:
         limits = (hello.page_size, hello.num_pages, hello.max_num_seqs, hello.max_num_batched_tokens)
         if not (epoch and all(limits) and hello.max_model_len and hello.vocab_size):
             return "the hello holds a zero where a limit must be"
+        if hello.num_pages > _MAX_PAGES:
+            return f"{hello.num_pages} pages; this scheduler keeps books of at most {_MAX_PAGES}, use larger pages"
         if hello.num_ranks > 1 or hello.rank:
             return f"a worker of {hello.num_ranks} ranks; this scheduler takes workers of one"
         model = self._model

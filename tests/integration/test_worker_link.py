@@ -5,6 +5,8 @@ import secrets
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from socket import AF_UNIX
+from socket import socket as StreamSocket
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from support.engine_thread import EngineThread
 from support.link_faults import ChangedFrame, LateFrame, LostFrame, RepeatedFrame
 from support.raw_front import RawFront
 from support.scripted_rows import Limits
-from support.scripted_worker import ScriptedWorker, plain_script
+from support.scripted_worker import ScriptedWorker, model_card, plain_script
 
 PROMPTS = [list(range(start, start + 30)) for start in (0, 50, 100)]
 NUM_TOKENS = 8
@@ -257,6 +259,24 @@ def test_a_worker_that_does_not_fit_is_refused(
             assert other.num_joins == 0
 
 
+def test_a_hello_of_absurd_size_is_refused_at_once(
+    engine: EngineThread, context: "zmq.Context[zmq.Socket[bytes]]"
+) -> None:
+    socket = peer(context, engine.worker_endpoint)
+    hello = worker_pb2.Hello(
+        protocol_version=1,
+        page_size=1,
+        num_pages=2**32 - 1,
+        max_num_seqs=2**32 - 1,
+        max_num_batched_tokens=2**32 - 1,
+        max_model_len=2**32 - 1,
+        model_card=model_card("toy-1", LIMITS),
+    )
+    socket.send(worker_pb2.WorkerFrame(epoch=1, hello=hello).SerializeToString())
+    assert "4294967295 pages" in received(socket).refusal.reason
+    socket.close()
+
+
 def test_an_unknown_epoch_is_told_to_say_hello(engine: EngineThread, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
     socket = peer(context, engine.worker_endpoint)
     heartbeat = worker_pb2.Heartbeat(last_received_step_id=3)
@@ -324,6 +344,23 @@ def test_garbage_is_counted_and_dropped(
         run_batch(engine, front, worker)
         assert worker.num_joins == 1
         assert not marker.exists()
+
+
+def test_bytes_of_another_protocol_are_dropped(engine: EngineThread, front: RawFront) -> None:
+    # ZMTP 1.0, a frame that names nobody and a frame of five bytes: ZeroMQ takes it, and tells no descriptor. Bytes of
+    # unrelated protocols often look like it.
+    spoken = (b"\x01\x00\x06\x00hello", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(500))
+    with ScriptedWorker(engine.worker_endpoint, limits=LIMITS) as worker:
+        front.wait_ready()
+        for endpoint in (engine.worker_endpoint, engine.front_endpoint):
+            for content in spoken:
+                with StreamSocket(AF_UNIX) as raw:
+                    raw.settimeout(5)
+                    raw.connect(endpoint.removeprefix("ipc://"))
+                    raw.sendall(content)
+                    assert raw.recv(64)
+                    run_batch(engine, front, worker)
+        assert worker.num_joins == 1
 
 
 def test_an_oversized_message_closes_its_connection_alone(
