@@ -1,7 +1,8 @@
 """The outermost interceptor: whatever a handler raises becomes exactly one gRPC status.
 
-Why it must exist: grpc.aio sends the text of unknown exceptions to the client, and sends nothing at all when a handler
-raises CancelledError although nobody cancelled the call, so that the client waits for ever.
+Why it must exist: grpc.aio sends the text of unknown exceptions to the client, those of reading its request included,
+and sends nothing at all when a handler raises CancelledError although nobody cancelled the call, so that the client
+waits for ever.
 """
 
 import asyncio
@@ -10,9 +11,10 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc.aio import AbortError, ServicerContext
 
-from scheduler_svc.front.errors import FrontError, InternalError
+from scheduler_svc.front.errors import FrontError, InternalError, InvalidRequestError
 
 log = structlog.get_logger("pagewire.front")
 
@@ -42,15 +44,34 @@ def _wrapped(handler: Any, method: str) -> "grpc.RpcMethodHandler[Any, Any]":
         (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
     }
     name, make = kinds[(bool(handler.request_streaming), bool(handler.response_streaming))]
+    read = _reader(handler.request_deserializer)
     inner: Handler = getattr(handler, name)
+    if not handler.request_streaming:
+        # A single request is read inside the guard; those of a stream are, when the handler asks for them.
+        inner, read = _reading(inner, read), None
     guarded = _guarded_stream(inner, method) if handler.response_streaming else _guarded_unary(inner, method)
     make_any: Any = make
     wrapped: grpc.RpcMethodHandler[Any, Any] = make_any(
-        guarded,
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
+        guarded, request_deserializer=read, response_serializer=handler.response_serializer
     )
     return wrapped
+
+
+def _reader(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """Bytes to a request; bytes that are none are the caller's fault."""
+
+    def read(content: bytes) -> Any:
+        try:
+            return content if deserializer is None else deserializer(content)
+        except DecodeError:
+            raise InvalidRequestError.at("request", "the bytes are no message of this method's type") from None
+
+    return read
+
+
+def _reading(inner: Handler, read: Callable[[bytes], Any]) -> Handler:
+    """The handler, given the bytes of its request."""
+    return lambda content, context: inner(read(content), context)
 
 
 def _guarded_unary(inner: Handler, method: str) -> Handler:

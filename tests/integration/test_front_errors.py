@@ -55,6 +55,24 @@ async def test_unknown_model_and_missing_worker() -> None:
         assert details_of(error)["ErrorInfo"].reason == "DRAINING"
 
 
+@pytest.mark.parametrize("method", ["Generate", "GenerateOnce", "GenerateMany", "GetRequest", "Quote"])
+async def test_bytes_that_are_no_request_are_the_callers_fault(method: str) -> None:
+    def identity(content: bytes) -> bytes:
+        return content
+
+    async with front_stack() as stack:
+        kind = {"Generate": "unary_stream", "GenerateMany": "stream_stream"}.get(method, "unary_unary")
+        call: Any = getattr(stack.channel, kind)(
+            f"/pagewire.v1.GenerationService/{method}", request_serializer=identity, response_deserializer=identity
+        )
+        request = [b"\xff\xff"] if method == "GenerateMany" else b"\xff\xff"
+        error = await failure(call(request) if kind == "unary_unary" else call(request).read())
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert fields_of(error) == ["request"]
+        assert "protobuf" not in error.details()
+        assert text_of(await stack.stream(request_for())) == "Hi"
+
+
 async def test_rejections_of_the_scheduler() -> None:
     scheduler = FakeScheduler()
     async with front_stack(scheduler) as stack:
