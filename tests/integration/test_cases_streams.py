@@ -1,0 +1,323 @@
+"""Known faults of endings, usage, preempted streams and request ids, each by its id, through the whole product.
+
+A real client, front and scheduler; the tokens are a script's.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from pagewire_client import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Generation,
+    InvalidRequestError,
+    NotFoundError,
+    RequestCancelledError,
+    Summary,
+)
+from support.conditions import wait_until
+from support.engine_thread import EngineThread
+from support.raw_front import RawFront
+from support.scripted_rows import Limits
+from support.scripted_stack import ScriptedStack, begun_prompts, counted, first_ids
+from support.scripted_worker import ScriptedWorker, plain_script
+
+from scheduler_svc import worker_link
+
+A, B, C = 65, 66, 67
+EOS = 257
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[ScriptedStack]:
+    with ScriptedStack() as running:
+        yield running
+
+
+def both(stack: ScriptedStack, prompt: list[int], **options: Any) -> tuple[list[Event], Generation]:
+    """The request as a stream and at once; one ending for every output, the summary last, and both agree."""
+    events = list(stack.client.stream(prompt, token_ids=True, **options))
+    answer = stack.client.generate(prompt, token_ids=True, **options)
+    assert isinstance(events[-1], Summary)
+    assert sum(isinstance(event, Summary) for event in events) == 1
+    for output in answer.outputs:
+        deltas = [event for event in events if isinstance(event, Delta) and event.index == output.index]
+        ended = [event for event in events if isinstance(event, Finished) and event.index == output.index]
+        assert [event.finish_reason for event in ended] == [output.finish_reason]
+        assert "".join(delta.text for delta in deltas) == output.text
+        assert sum((delta.token_ids for delta in deltas), ()) == output.token_ids
+    assert events[-1].usage.output_tokens == answer.usage.output_tokens
+    assert answer.usage.output_tokens == sum(len(output.token_ids) for output in answer.outputs)
+    return events, answer
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "reason", "text", "num_tokens"),
+    [
+        ([A, EOS], {}, STOP, "A", 2),
+        ([A, B, C], {"max_tokens": 2}, LENGTH, "AB", 2),
+        ([A, B], {"stop": ["B"]}, STOP, "A", 2),
+        ([EOS], {}, STOP, "", 1),
+        ([A] * 600, {}, LENGTH, "A" * 509, 509),
+    ],
+    ids=["eos", "length", "stop text", "eos at once", "context"],
+)
+def test_fin_01_every_stream_ends_with_one_terminal_message(
+    stack: ScriptedStack, ids: list[int], options: dict[str, Any], reason: FinishReason, text: str, num_tokens: int
+) -> None:
+    prompt = [10, len(ids) % 256, ids[0] % 256]
+    stack.outputs[tuple(prompt)] = ids
+    with stack.worker(Limits(max_model_len=512)):
+        _, answer = both(stack, prompt, **options)
+        stack.wait_idle()
+    assert (answer.outputs[0].finish_reason, answer.text) == (reason, text)
+    assert answer.usage.output_tokens == num_tokens
+
+
+def test_fin_01_a_cancelled_stream_has_a_status_alone(stack: ScriptedStack) -> None:
+    with stack.worker(step_seconds=0.01) as worker:
+        with stack.client.stream([10, 20], token_ids=True) as stream:
+            first_ids(stream)
+            stream.cancel()
+            seen: list[Event] = []
+            with pytest.raises(RequestCancelledError):
+                seen.extend(stream)
+        assert not any(isinstance(event, Finished | Summary) for event in seen)
+        stack.wait_idle()
+        assert len(worker.plans) < 60
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "reason"),
+    [
+        ([A, B, EOS], {}, STOP),
+        ([A, B, C], {}, LENGTH),
+        ([A, B, C], {"stop": ["C"]}, STOP),
+        ([A, B, EOS], {"ignore_eos": True}, LENGTH),
+    ],
+)
+def test_fin_02_what_was_said_wins_over_the_length(
+    stack: ScriptedStack, ids: list[int], options: dict[str, Any], reason: FinishReason
+) -> None:
+    prompt = [11, ids[-1] % 256]
+    stack.outputs[tuple(prompt)] = ids
+    with stack.worker():
+        _, answer = both(stack, prompt, max_tokens=3, **options)
+    assert answer.outputs[0].finish_reason is reason
+    assert answer.usage.output_tokens == 3
+
+
+@pytest.mark.parametrize("max_delay_ms", [None, 30])
+def test_fin_03_tokens_are_counted_once(stack: ScriptedStack, max_delay_ms: int | None) -> None:
+    prompt = [12, 1]
+    stack.outputs[tuple(prompt)] = [*(97 + place % 26 for place in range(197)), EOS]
+    with stack.worker():
+        events, answer = both(stack, prompt, max_delay_ms=max_delay_ms)
+    assert answer.usage.output_tokens == 198
+    assert answer.usage.prompt_tokens == 2
+    assert len(answer.outputs[0].token_ids) == 198
+    if max_delay_ms:
+        assert sum(isinstance(event, Delta) for event in events) < 100
+
+
+def test_fin_03_usage_of_several_outputs_under_preemption(stack: ScriptedStack) -> None:
+    """A prompt of 48 ids counts once; its cached pages are told; a preemption adds nothing to either."""
+    prompt = [12, *range(100, 147)]
+    before = stack.load()
+    with stack.worker(Limits(num_pages=12, max_num_batched_tokens=64)):
+        usages = [stack.client.generate(prompt, n=3, max_tokens=60, token_ids=True).usage for _ in range(2)]
+        stack.wait_idle()
+        load = stack.load()
+    assert load.num_preemptions > before.num_preemptions
+    assert [usage.prompt_tokens for usage in usages] == [48, 48]
+    assert [usage.output_tokens for usage in usages] == [180, 180]
+    assert [usage.cached_tokens for usage in usages] == [0, 32]
+
+
+def test_pre_02_nothing_is_streamed_twice_or_lost(stack: ScriptedStack) -> None:
+    prompts = [[13, number, *range(number, number + 10)] for number in range(4)]
+    stop_prompt = [13, 100]
+    stack.outputs[tuple(stop_prompt)] = [33 + place % 90 for place in range(100)]
+    stop = "".join(chr(33 + place) for place in (80, 81, 82))
+    before = stack.load().num_preemptions
+    pause = threading.Event()
+
+    def read(number: int) -> tuple[tuple[int, ...], Summary]:
+        ids: tuple[int, ...] = ()
+        summary = None
+        with stack.client.stream(prompts[number], max_tokens=100, token_ids=True) as stream:
+            for place, event in enumerate(stream):
+                ids += event.token_ids if isinstance(event, Delta) else ()
+                summary = event if isinstance(event, Summary) else None
+                if number == 3 and place < 20:
+                    pause.wait(0.05)  # the slow reader
+        assert summary is not None
+        return ids, summary
+
+    with stack.worker(Limits(num_pages=12), step_seconds=0.002), ThreadPoolExecutor(5) as pool:
+        stopped = pool.submit(stack.client.generate, stop_prompt, max_tokens=100, stop=[stop], token_ids=True)
+        results = list(pool.map(read, range(4)))
+        answer = stopped.result()
+        assert stack.wait_idle().num_preemptions > before
+    for (ids, summary), prompt in zip(results, prompts, strict=True):
+        assert ids == counted(prompt, 100)
+        assert summary.usage.output_tokens == 100
+    assert answer.text == "".join(chr(33 + place) for place in range(80))
+    assert (answer.outputs[0].stop_reason, answer.usage.output_tokens) == (stop, 83)
+
+
+def test_stp_01_a_stop_text_inside_a_token_ends_the_generation(stack: ScriptedStack) -> None:
+    """At most the steps that were in flight come after the token, and nobody pays for them."""
+    stack.outputs[14, 1] = [260, 261, 262, 263, 257]
+    with stack.worker(step_seconds=0.05) as worker:
+        answer = stack.client.generate([14, 1], stop=["KL"], max_tokens=10, token_ids=True)
+        stack.wait_idle()
+        num_steps = sum(any(each.prompt == (14, 1) for each in plan.sampled) for plan in worker.plans)
+    assert (answer.text, answer.outputs[0].stop_reason) == ("", "KL")
+    assert answer.outputs[0].token_ids == (260,)
+    assert num_steps <= 3
+
+
+def test_prm_01_empty_and_blank_prompts_disturb_nobody(stack: ScriptedStack) -> None:
+    neighbours = [[15, number] for number in range(4)]
+    with stack.worker(step_seconds=0.01), ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(stack.client.generate, each, max_tokens=60, token_ids=True) for each in neighbours]
+        for bad in ({"prompt": []}, {"prompt": "", "add_special_tokens": False}):
+            with pytest.raises(InvalidRequestError):
+                stack.client.generate(**bad)
+            stack.probe()
+        with pytest.raises(InvalidRequestError):
+            stack.client.chat([])
+        for text in ("", "   ", "\n"):
+            answer = stack.client.generate(text, max_tokens=20)
+            assert answer.usage.prompt_tokens == 1 + len(text)
+        for token_id in (256, 257):
+            answer = stack.client.generate([token_id], max_tokens=20, token_ids=True)
+            assert answer.outputs[0].token_ids == counted([token_id], 20)
+            stack.probe()
+        for prompt, future in zip(neighbours, running, strict=True):
+            assert future.result().outputs[0].token_ids == counted(prompt, 60)
+        stack.wait_idle()
+
+
+def test_prm_05_one_token_requests_give_their_pages_back(stack: ScriptedStack) -> None:
+    prompts = [[16, number, *range(38)] for number in range(100)]
+    with stack.worker(Limits(max_model_len=256)), ThreadPoolExecutor(16) as pool:
+        beside = pool.submit(stack.client.generate, [16], max_tokens=200, token_ids=True)
+        answers = list(pool.map(lambda each: stack.client.generate(each, max_tokens=1, token_ids=True), prompts))
+        assert [answer.outputs[0].token_ids for answer in answers] == [counted(prompt, 1) for prompt in prompts]
+        assert {answer.outputs[0].finish_reason for answer in answers} == {LENGTH}
+        assert beside.result().outputs[0].token_ids == counted([16], 200)
+        for max_tokens in (None, 2**31 - 1):
+            answer = stack.client.generate(prompts[0], max_tokens=max_tokens)
+            assert answer.usage.output_tokens == 256 - 40
+        with pytest.raises(InvalidRequestError):
+            stack.client.generate(prompts[0], max_tokens=0)
+        with pytest.raises(InvalidRequestError):
+            stack.client.generate(prompts[0], max_tokens=-1)
+        stack.wait_idle()
+
+
+def test_can_03_cancelled_while_waiting_is_answered_at_once_and_never_computed(stack: ScriptedStack) -> None:
+    long, *queued = [[17, number] for number in range(6)]
+    elsewhere = stack.connect()
+    with stack.worker(Limits(max_num_seqs=1), steps_before_hold=4) as worker:
+        running = stack.client.stream(long, max_tokens=12, token_ids=True)
+        first_ids(running)
+        streams = [
+            stack.client.stream(
+                prompt, max_tokens=3, token_ids=True, request_id=f"q{number}", timeout=0.2 if number == 4 else None
+            )
+            for number, prompt in enumerate(queued, 1)
+        ]
+        wait_until(lambda: stack.load().num_requests_waiting == 5, "five wait")
+        started = time.monotonic()
+        elsewhere.cancel("q2")
+        ended = streams[1].join()
+        assert time.monotonic() - started < 0.2
+        assert ended.outputs[0].finish_reason is FinishReason.CANCELLED
+        assert ended.usage.output_tokens == 0
+        streams[2].cancel()
+        with pytest.raises(DeadlineExceededError):
+            streams[3].join()
+        with pytest.raises(NotFoundError):
+            elsewhere.cancel("nobody")
+        elsewhere.cancel("q2")  # it is over: nothing happens
+        with pytest.raises(InvalidRequestError):
+            elsewhere.cancel("")
+        wait_until(lambda: stack.load().num_requests_waiting == 2, "two wait")
+        worker.options.steps_before_hold = None
+        assert running.join().outputs[0].token_ids == counted(long, 12)
+        for number in (0, 4):
+            assert streams[number].join().outputs[0].token_ids == counted(queued[number], 3)
+        stack.wait_idle()
+        assert begun_prompts(worker) == [tuple(long), tuple(queued[0]), tuple(queued[4])]
+
+
+@pytest.mark.parametrize("request_id", ["x" * 10_000, "two\nlines", "\0"])
+def test_lng_03_bad_request_ids(stack: ScriptedStack, request_id: str) -> None:
+    with stack.worker(), pytest.raises(InvalidRequestError):
+        stack.client.generate([18], max_tokens=1, request_id=request_id)
+
+
+def test_lng_03_an_id_names_one_request_at_a_time(stack: ScriptedStack) -> None:
+    other = stack.connect()
+    with stack.worker(step_seconds=0.01):
+        with stack.client.stream([18, 1], max_tokens=400, token_ids=True, request_id="same") as first:
+            ids = first_ids(first)
+            with pytest.raises(AlreadyExistsError):
+                other.generate([18, 2], max_tokens=5, request_id="same")
+            ids += first_ids(first, 5)
+            assert ids == counted([18, 1], len(ids))
+        # Used again right after the cancel, as often as one likes.
+        for attempt in range(20):
+            answer = _retried(other, [18, 3, attempt], "same")
+            assert answer.outputs[0].token_ids == counted([18, 3, attempt], 3)
+        stack.wait_idle()
+        made = [other.generate([18], max_tokens=1, request_id="") for _ in range(2)]
+        assert made[0].request_id != made[1].request_id
+
+
+def _retried(client: Any, prompt: list[int], request_id: str) -> Generation:
+    """A cancel is on its way when its stream ends: the id may be taken for a moment."""
+    answers: list[Generation] = []
+
+    def is_taken() -> bool:
+        with contextlib.suppress(AlreadyExistsError):
+            answers.append(client.generate(prompt, max_tokens=3, token_ids=True, request_id=request_id))
+        return bool(answers)
+
+    wait_until(is_taken, "the id is free again", 2)
+    return answers[0]
+
+
+@pytest.mark.parametrize("start", [2**31 - 60, 2**32 - 60, 2**63 - 60], ids=["int32", "uint32", "int64"])
+def test_lng_03_counters_pass_their_borders(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys, step ids and epochs beyond what 31, 32 or 63 bits hold change nothing."""
+    monkeypatch.setattr(worker_link, "FIRST_STEP_ID", start)
+    monkeypatch.setitem(worker_link._Worker.__init__.__kwdefaults__, "next_step_id", start)
+    with EngineThread() as engine, RawFront(engine.front_endpoint) as front:
+        front._next_key = front._next_query = start
+        worker = ScriptedWorker(engine.worker_endpoint)
+        worker._epoch = start
+        with worker:
+            front.wait_ready()
+            prompts = {front.submit([number, number + 1], max_tokens=3): number for number in range(200)}
+            front.wait_over(*prompts)
+            for key, number in prompts.items():
+                expected = [plain_script((number, number + 1), position, 0, 0) for position in range(3)]
+                assert front.requests[key].output() == expected
+            assert worker.plans[0].step_id == start
+            assert worker.plans[-1].step_id > start + 60
+            engine.wait_clean()
+            assert front.query(load=True).query_id > start
