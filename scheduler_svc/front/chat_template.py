@@ -10,7 +10,7 @@ message.
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -21,9 +21,20 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
+from scheduler_svc.front.template_limits import (
+    FORMATTING,
+    GROWING,
+    MAX_CHARS,
+    bounded,
+    check_call,
+    check_product,
+    sized,
+)
+
 MAX_SECONDS = 2.0
-MAX_CHARS = 16 * 1024 * 1024
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+_TEMPLATE_FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError)
+_TIMED, _BOUNDED = "_timed", "_bounded"
 
 
 class ChatError(Exception):
@@ -41,14 +52,23 @@ class _GenerationBlocks(jinja2.ext.Extension):
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, with a clock that every attribute access and call looks at."""
+    """The sandbox, with a clock that every attribute access, call and turn of a loop looks at.
 
-    intercepted_binops = frozenset({"*", "**"})
+    What could grow without bound inside one operation is refused before it runs: the clock would come too late.
+    """
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, jinja2.ext.loopcontrols])
         self.limit = threading.local()
         self.filters["tojson"] = _tojson
+        for name in (GROWING | FORMATTING) & self.filters.keys():
+            self.filters[name] = sized(name, self.filters[name])
+        self.filters[_TIMED] = self._timed
+        self.filters[_BOUNDED] = bounded
+        # No chat needs them, and they take much longer than their input is long.
+        del self.globals["lipsum"], self.filters["urlize"], self.filters["wordwrap"]
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
         self.globals["dict"] = _TemplateDict()
@@ -69,17 +89,43 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
         self.check_time()
-        return super().call(context, obj, *args, **kwargs)
+        name = getattr(obj, "__name__", "")
+        if name in GROWING or name in FORMATTING:
+            method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps str.format
+            check_call(name, getattr(method, "__self__", ""), *args, **kwargs)
+        return bounded(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Multiplication and powers, refused where they would blow up."""
+        """Arithmetic, refused where it would blow up."""
         self.check_time()
-        for many, times in ((left, right), (right, left)):
-            if isinstance(many, str | list | tuple) and isinstance(times, int) and len(many) * times > MAX_CHARS:
-                raise ChatError("the chat template repeats a text too often")
-        if operator == "**" and not (_is_small(left) and _is_small(right)):
+        if operator == "*":
+            check_product(left, right)
+        elif operator == "%" and isinstance(left, str):
+            check_call("format", left, *(right if isinstance(right, tuple) else (right,)))
+        elif operator == "**" and not (_is_small(left) and _is_small(right)):
             raise ChatError("the chat template computes too large a number")
-        return super().call_binop(context, operator, left, right)
+        return bounded(super().call_binop(context, operator, left, right))
+
+    def _generate(self, source: jinja2.nodes.Template, *args: Any, **kwargs: Any) -> str:
+        """Compiles a template whose loops look at the clock and whose joined texts are bounded."""
+        for loop in list(source.find_all(jinja2.nodes.For)):
+            loop.iter = _filtered(loop.iter, _TIMED)
+        for block in list(source.find_all(jinja2.nodes.AssignBlock)):
+            block.filter = _filtered(block.filter, _BOUNDED)
+        for assigned in list(source.find_all(jinja2.nodes.Assign)):
+            assigned.node = _filtered(assigned.node, _BOUNDED)
+        source.set_environment(self)
+        return super()._generate(source, *args, **kwargs)
+
+    def _timed(self, items: Any) -> Iterator[Any]:
+        for item in items:
+            self.check_time()
+            yield item
+
+
+def _filtered(node: Any, name: str) -> jinja2.nodes.Filter:
+    """The expression behind a filter; None stands for the body of a block."""
+    return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=1 if node is None else node.lineno)
 
 
 class ChatTemplate:
@@ -92,7 +138,7 @@ class ChatTemplate:
         self._source = source
         try:
             self._template = self._environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
             raise ValueError(f"the model's chat template does not compile: {error}") from None
 
     def render(
@@ -136,7 +182,15 @@ class ChatTemplate:
             raise
         except jinja2.TemplateError as error:
             raise ChatError(f"the chat template refuses this chat: {error.message or type(error).__name__}") from None
-        except (TypeError, ValueError, KeyError, IndexError, ArithmeticError, AttributeError, RecursionError) as error:
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            AttributeError,
+            RuntimeError,
+            MemoryError,
+        ) as error:
             raise ChatError(f"the chat template fails on this chat: {type(error).__name__}") from None
         finally:
             del self._environment.limit.until

@@ -136,11 +136,43 @@ def test_tpl_02_template_message_is_told() -> None:
         "{{ 'x' * 100000000 }}",
         "{{ 10 ** 100000 }}",
         "{{ undefined_function() }}",
+        "{{ 'x'.zfill(4000000000) }}",
+        "{{ 'x' | center(width=4000000000) }}",
+        "{{ '%4000000000d' % 1 }}",
+        "{{ '%*d' % (4000000000, 1) }}",
+        "{{ '{:4000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 4000000000) }}",
+        "{{ '%4000000000d' | format(1) }}",
+        "{% set s = 'x' * 100000 %}{{ s | replace('x', s) }}",
+        "{% set s = 'x' * 100000 %}{{ s.replace('x', s) }}",
+        "{% set s = 'x' * 100000 %}{{ range(99999) | map('string') | join(s) }}",
+        "{% set s = 'x' * 100000 %}{{ 'x'.translate({120: s}) }}",
+        "{% set n = namespace(s='x') %}{% for _ in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for _ in range(60) %}{% set n.s %}{{ n.s }}{{ n.s }}{% endset %}{% endfor %}",
+        "{% set n = namespace(s=9) %}{% for _ in range(60) %}{% set n.s = n.s * n.s %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
 def test_hostile_templates_are_refused(source: str) -> None:
     with pytest.raises(ChatError):
         ChatTemplate(source, SPECIAL).render(CHATS["one"])
+
+
+@pytest.mark.parametrize("items", ["range(99999)", "'x' * 99999", "messages * 99999"])
+def test_loops_that_do_nothing_are_stopped(monkeypatch: pytest.MonkeyPatch, items: str) -> None:
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.05)
+    source = "{% set s = " + items + " %}{% for a in s %}{% for b in s %}{% endfor %}{% endfor %}"
+    with pytest.raises(ChatError, match="took longer"):
+        ChatTemplate(source, SPECIAL).render(CHATS["one"])
+
+
+def test_ordinary_functions_are_not_hindered() -> None:
+    source = (
+        "{% set s %}{{ messages[0].content }}!{% endset %}{{ s.replace('l', 'L') | upper }}{{ '%5.1f' % 12345.67 }}"
+        "{{ '{:>7}'.format(s) }}{{ [1, 2] | join(', ') }}{{ [1, 2] | sum }}{% for k, v in {'a': 1}.items() %}{{ k }}"
+        "{{ loop.length }}{{ loop.last }}{% endfor %}{% for x in missing %}{{ x }}{% else %}none{% endfor %}"
+    )
+    assert ChatTemplate(source, SPECIAL).render(CHATS["one"]) == "HELLO!12345.7 hello!1, 23a1Truenone"
 
 
 def test_long_rendering_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +191,10 @@ def test_time_of_the_template_is_now() -> None:
 
 
 def test_broken_template_and_tokenizer_are_refused() -> None:
-    with pytest.raises(ValueError, match="does not compile"):
-        ChatTemplate("{% for %}", {})
+    deep = ("{{ " + "-" * 3000 + "1 }}", "{% if 1 %}" * 200 + "{% endif %}" * 200)
+    for source in ("{% for %}", *deep):
+        with pytest.raises(ValueError, match="does not compile"):
+            ChatTemplate(source, {})
     for content in (b"", b"{", json.dumps({"model": {"type": "nothing"}}).encode()):
         with pytest.raises(ValueError, match=r"no usable tokenizer\.json"):
             PromptTokenizer(content, bos_token_id=None)
