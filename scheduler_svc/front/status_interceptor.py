@@ -44,15 +44,17 @@ def _wrapped(handler: Any, method: str) -> "grpc.RpcMethodHandler[Any, Any]":
         (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
     }
     name, make = kinds[(bool(handler.request_streaming), bool(handler.response_streaming))]
-    read = _reader(handler.request_deserializer)
     inner: Handler = getattr(handler, name)
+    reader = _reader(handler.request_deserializer)
+    # A single request is read inside the guard; those of a stream are, when the handler asks for them.
     if not handler.request_streaming:
-        # A single request is read inside the guard; those of a stream are, when the handler asks for them.
-        inner, read = _reading(inner, read), None
+        inner = _reading(inner, reader)
     guarded = _guarded_stream(inner, method) if handler.response_streaming else _guarded_unary(inner, method)
     make_any: Any = make
     wrapped: grpc.RpcMethodHandler[Any, Any] = make_any(
-        guarded, request_deserializer=read, response_serializer=handler.response_serializer
+        guarded,
+        request_deserializer=reader if handler.request_streaming else None,
+        response_serializer=handler.response_serializer,
     )
     return wrapped
 
