@@ -170,4 +170,4 @@ TestScheduler.settings = settings(max_examples=150, stateful_step_count=50, dead
 class TestSchedulerLong(SchedulerMachine.TestCase):  # type: ignore[misc,name-defined]
     """The same, for long."""
 
-    settings = settings(max_examples=30_000, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=15_000, stateful_step_count=50, deadline=None)
