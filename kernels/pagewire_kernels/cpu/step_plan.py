@@ -20,6 +20,10 @@ GROUP_BYTES = 4 << 20
 """Gathered bytes of a decode group: half of what keeps the attention reading from cache; one sequence may exceed it."""
 MIN_FILL = 0.75
 """A sequence joins a decode group only if it fills at least this share of the longest member's pages."""
+MIN_BATCHED = 6
+"""Decodes from which batched products beat scaled dot product attention, whose cost is one call a sequence."""
+BATCHED_DTYPES = (torch.float32, torch.bfloat16)
+"""float16 lacks the range for scores that are not scaled yet."""
 CHUNK_TILE = 128
 """Query tokens of a chunk attended at once; keys past the tile are skipped."""
 
@@ -37,7 +41,10 @@ class DecodeGroup:
     zero_rows: torch.Tensor | None
     """int64: rows of head_dim elements of the gathered pages that lie past a sequence's end."""
     mask: torch.Tensor | None
-    """[num_sequences, 1, 1, num_pages * page_size]: 0 or -inf, in the pages' dtype."""
+    """[num_sequences, 1, 1, num_pages * page_size]: 0 or -inf, float32 if the group is batched, else the pages'
+    dtype."""
+    is_batched: bool
+    """Attend by batched products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +149,15 @@ class StepPlan:
         if members[-1] - members[0] + 1 == len(members):
             tokens = slice(members[0], members[-1] + 1)
         past_end = torch.arange(num_pages * self.page_size) >= kv_lens
+        is_batched = len(members) >= MIN_BATCHED and self._dtype in BATCHED_DTYPES
         zero_rows = mask = None
         if bool(past_end.any()):
-            mask = torch.zeros(past_end.shape, dtype=self._dtype).masked_fill_(past_end, float("-inf"))[:, None, None]
+            mask_dtype = torch.float32 if is_batched else self._dtype
+            mask = torch.zeros(past_end.shape, dtype=mask_dtype).masked_fill_(past_end, float("-inf"))[:, None, None]
             # A repeated first page is finite unless the sequence does not even fill one.
             unwritten = past_end & (own_pages.repeat_interleave(self.page_size, dim=1) | (kv_lens < self.page_size))
             zero_rows = self._rows_of_positions(unwritten)
-        return DecodeGroup(tokens, len(members), num_pages, self._gather_rows(page_ids), zero_rows, mask)
+        return DecodeGroup(tokens, len(members), num_pages, self._gather_rows(page_ids), zero_rows, mask, is_batched)
 
     def _rows_of_positions(self, chosen: torch.Tensor) -> torch.Tensor:
         """Rows of head_dim elements, over keys, values and heads, of the chosen [sequences, positions] of a gather."""
