@@ -178,6 +178,8 @@ class ChatTemplate:
                 if size > MAX_CHARS:
                     raise ChatError("the rendered chat is too long")
                 self._environment.check_time()
+            text = "".join(pieces)
+            text.encode()  # JSON can hold half a surrogate pair, which is no text and has no tokens
         except ChatError:
             raise
         except jinja2.TemplateError as error:
@@ -194,7 +196,7 @@ class ChatTemplate:
             raise ChatError(f"the chat template fails on this chat: {type(error).__name__}") from None
         finally:
             del self._environment.limit.until
-        return "".join(pieces)
+        return text
 
 
 def _cut_at_tag(text: str, final: str) -> str:

@@ -158,6 +158,11 @@ def test_hostile_templates_are_refused(source: str) -> None:
         ChatTemplate(source, SPECIAL).render(CHATS["one"])
 
 
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(ChatError, match="UnicodeEncodeError"):
+        ChatTemplate("{{ bos_token }}", SPECIAL).render(CHATS["one"], variables={"bos_token": json.loads('"\\ud800"')})
+
+
 @pytest.mark.parametrize("items", ["range(99999)", "'x' * 99999", "messages * 99999"])
 def test_loops_that_do_nothing_are_stopped(monkeypatch: pytest.MonkeyPatch, items: str) -> None:
     monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.05)
