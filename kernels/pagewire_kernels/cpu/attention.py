@@ -41,10 +41,10 @@ def _gathered(rows: torch.Tensor, gather_rows: torch.Tensor, scratch: torch.Tens
 def _gather_group(
     rows: torch.Tensor, group: DecodeGroup, plan: StepPlan, scratch: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    gathered = _gathered(rows, group.gather_rows, scratch).view(-1, plan.head_dim)
-    if group.zero_rows is not None:
-        gathered.index_fill_(0, group.zero_rows, 0.0)
+    gathered = _gathered(rows, group.gather_rows, scratch)
     both = gathered.view(2, group.num_sequences, plan.num_kv_heads, group.num_pages * plan.page_size, plan.head_dim)
+    for member, first, last in group.unwritten:
+        both[:, member, :, first:last].zero_()
     return both[0], both[1]
 
 

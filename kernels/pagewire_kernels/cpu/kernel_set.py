@@ -12,6 +12,10 @@ from pagewire_kernels.cpu.sampler import sample
 from pagewire_kernels.cpu.step_plan import StepPlan
 from pagewire_kernels.interface import AttentionBatch, SamplingBatch
 
+_MANY_TOKENS = 64
+"""Tokens from which norms in place beat F.rms_norm, which makes a new tensor at each of its steps (512 tokens of 576:
+0.50 -> 0.15 ms; below, its fewer calls win)."""
+
 
 class CpuKernels:
     """Kernels for CPU tensors. An AttentionBatch's tensors must not change once a kernel has seen it."""
@@ -23,10 +27,15 @@ class CpuKernels:
         self._scratch = torch.empty(0)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, eps)
+        if x.shape[0] < _MANY_TOKENS:
+            return F.rms_norm(x, weight.shape, weight, eps)
+        wide = x.to(torch.float32, copy=True)
+        norms = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        inverse = norms.square_().div_(x.shape[1]).add_(eps).rsqrt_()
+        return wide.mul_(inverse).mul_(weight.float()).to(x.dtype)
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return F.rms_norm(residual.add_(x), weight.shape, weight, eps)
+        return self.rms_norm(residual.add_(x), weight, eps)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         size = gate_up.shape[1] // 2
@@ -48,7 +57,9 @@ class CpuKernels:
         rotated = heads[:, : num_heads + num_kv_heads]
         cos, signed_sin = plan.angles(batch, cos_sin)
         wide = rotated.float()
-        rotated.copy_((wide * cos).addcmul_(wide.roll(head_dim // 2, -1), signed_sin))
+        # cat, not roll: for a chunk of 512 tokens roll takes longer than all the rest together.
+        swapped = torch.cat((wide[..., head_dim // 2 :], wide[..., : head_dim // 2]), dim=-1)
+        rotated.copy_((wide * cos).addcmul_(swapped, signed_sin))
         written = heads[:, num_heads:]
         if plan.written_tokens is not None:
             written = written[plan.written_tokens]
