@@ -1,7 +1,8 @@
 """Structured logs on stderr: events with ids, never prompts or token ids."""
 
+import contextlib
 import sys
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -11,7 +12,7 @@ def configure(log_format: str) -> None:
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr is not None and sys.stderr.isatty())
     )
     structlog.configure(
         processors=[
@@ -21,5 +22,24 @@ def configure(log_format: str) -> None:
             *([structlog.processors.format_exc_info] if log_format == "json" else []),
             renderer,
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyFile(sys.stderr))),
     )
+
+
+class _LossyFile:
+    """A text file whose failures count for nothing: a full disk or a reader that went away must not end a service."""
+
+    def __init__(self, file: TextIO | None) -> None:
+        """``file`` is None in a process that was started without one."""
+        self._file = file
+
+    def write(self, text: str) -> int:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.flush()

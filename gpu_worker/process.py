@@ -1,5 +1,6 @@
 """Joins the parts to one process: builds, connects, runs, and leaves on a signal."""
 
+import contextlib
 import gc
 import queue
 import signal
@@ -19,7 +20,8 @@ def run_worker(config: WorkerConfig) -> int:
     log.configure(config.log_format)
     logger = structlog.get_logger()
     parts = startup.build(config, lambda sentence: logger.warning("model", note=sentence))
-    print(parts.summary, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        print(parts.summary, file=sys.stderr, flush=True)
     # What lives now lives for ever: the collector need not look at it during steps.
     gc.collect()
     gc.freeze()

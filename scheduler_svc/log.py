@@ -1,6 +1,8 @@
 """Structured logs on stderr: events with ids, never prompts or tokens."""
 
+import contextlib
 import sys
+from typing import TextIO, cast
 
 import structlog
 
@@ -22,9 +24,28 @@ def configure(log_format: str) -> None:
         processors.append(structlog.processors.format_exc_info)
     structlog.configure(
         processors=[*processors, renderer],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyFile(sys.stderr))),
         cache_logger_on_first_use=False,
     )
+
+
+class _LossyFile:
+    """A text file whose failures count for nothing: a full disk or a reader that went away must not end a service."""
+
+    def __init__(self, file: TextIO | None) -> None:
+        """``file`` is None in a process that was started without one."""
+        self._file = file
+
+    def write(self, text: str) -> int:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.flush()
 
 
 class SparseLog:

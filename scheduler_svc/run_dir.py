@@ -102,6 +102,8 @@ def hash_key(path: Path, *, make: bool) -> bytes:
         if make and not path.exists():
             _make_key(path)
         mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise RunDirError(f"page hash key {path}: is no regular file")
         key = path.read_bytes()
     except OSError as error:
         raise RunDirError(f"page hash key {path}: {error.strerror}") from error

@@ -78,3 +78,11 @@ def test_a_hash_key_must_be_whole_and_secret(tmp_path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(RunDirError, match="readable by others"):
         run_dir.hash_key(path, make=True)
+
+
+@pytest.mark.parametrize("kind", ["device", "fifo", "directory"])
+def test_a_hash_key_is_a_regular_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "hash.key"
+    {"device": lambda: path.symlink_to("/dev/zero"), "fifo": lambda: os.mkfifo(path), "directory": path.mkdir}[kind]()
+    with pytest.raises(RunDirError, match="regular file"):
+        run_dir.hash_key(path, make=True)
