@@ -113,6 +113,21 @@ def test_models_and_health(server: FakeServer) -> None:
     assert result.exit_code == 1
 
 
+def test_health_of_an_unknown_service_says_so(server: FakeServer) -> None:
+    result = run(server, "health", "--service", "nope")
+    assert result.exit_code == 1
+    assert "the server has no service 'nope'" in result.stderr
+
+
+@pytest.mark.parametrize("role", ["serve", "scheduler"])
+def test_help_shows_switches_and_fits_80_columns(role: str) -> None:
+    result = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).invoke(app, [role, "--help"])
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    assert any(line.startswith("--[no-]enable-prefix-caching ") for line in lines)
+    assert "(default 5; with serve 60)" in " ".join(lines)
+    assert max(len(line.rstrip()) for line in result.stdout.splitlines()) <= 80
+
+
 def test_version() -> None:
     result = CliRunner().invoke(app, ["version", "--json"])
     assert json.loads(result.stdout)["grpcio"] == grpc.__version__
@@ -135,6 +150,7 @@ def test_no_server_is_exit_code_1() -> None:
     result = CliRunner().invoke(app, ["health", "--target", "127.0.0.1:1"])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: UNAVAILABLE")
+    assert "`pagewire serve` starts one" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -229,6 +245,18 @@ def test_serve_routes_flags_and_prints_one_table(fake_stack: type[StackOfFakes],
     assert parts["stopped"]
     for text in ("fake (LlamaForCausalLM)", "float32", "1 MiB", "100 of 32 tokens", "3200", "127.0.0.1:50951"):
         assert text in result.stdout
+
+
+def test_serve_without_an_internal_port_leaves_out_what_only_that_tells(
+    fake_stack: type[StackOfFakes], tmp_path: Path
+) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"x")
+    words = ["serve", str(tmp_path / "tiny.gguf"), "--port", "50955", "--internal-port", "0"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "none" in result.stdout
+    assert "pages" not in result.stdout
+    assert "unknown" not in result.stdout
 
 
 def test_serve_refuses_a_port_in_use(fake_stack: type[StackOfFakes], server: FakeServer) -> None:

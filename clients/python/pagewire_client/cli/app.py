@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from ..errors import PagewireError
 from . import demo, generation, queries, serving
-from .failures import EXIT_FAILED, EXIT_INTERRUPTED, exit_code
+from .failures import EXIT_FAILED, EXIT_INTERRUPTED, error_line, exit_code
 from .flags import Role, help_text
 
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -25,9 +25,11 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except PagewireError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(error_line(error), file=sys.stderr)
             raise typer.Exit(exit_code(error)) from None
         except KeyboardInterrupt:
+            if sys.stderr.isatty():
+                print(file=sys.stderr)  # the shell's prompt gets a line of its own, below the text that was cut off
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except BrokenPipeError:
             # The reader of our output went away (`| head`); leave nothing for the interpreter to flush into it.

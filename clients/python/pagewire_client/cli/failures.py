@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ..errors import PagewireError, StackError
+from ..errors import PagewireError, StackError, UnavailableError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -14,6 +14,13 @@ EXIT_INTERRUPTED = 130
 
 class UsageError(PagewireError):
     """The command line itself is wrong: an unknown flag, a missing value, a model that is not there."""
+
+
+def error_line(error: PagewireError) -> str:
+    """What stderr says of it. UNAVAILABLE without a reason is not a server's word: nothing answered."""
+    if isinstance(error, UnavailableError) and not error.reason:
+        return f"error: {error} (is a server running there? `pagewire serve` starts one)"
+    return f"error: {error}"
 
 
 def exit_code(error: PagewireError) -> int:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from textwrap import wrap
+
+from rich.markup import escape
 
 from ..options import nearest
 from .failures import UsageError
@@ -170,10 +173,17 @@ def _is_on(name: str, argument: str) -> bool:
     return argument.lower() in ("true", "1")
 
 
+_HELP_HEADER = """\
+Flags; those without [no-] take a value. Each is also an environment variable
+(--max-num-seqs: PAGEWIRE_MAX_NUM_SEQS) and a key of the --config file."""
+
+
 def help_text(*roles: Role) -> str:
-    """The flags as help text, one a line."""
-    lines = []
+    """The flags as help text in two columns; it fits a terminal of 80 columns, and is escaped for rich."""
+    lines = [_HELP_HEADER, ""]
     for name, flag in sorted(flags_of(*roles).items()):
-        shown = f"--[no-]{name}" if flag.is_switch else f"--{name} VALUE"
-        lines.append(f"{shown:36} {flag.help}")
-    return "\b\n" + "\n".join(lines)
+        shown = f"--[no-]{name}" if flag.is_switch else f"--{name}"
+        for line in wrap(flag.help, 46):
+            lines.append(f"{shown:31} {line}")
+            shown = ""
+    return escape("\n".join(lines))

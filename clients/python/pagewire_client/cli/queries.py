@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ..client import Client
+from ..errors import NotFoundError
 from ..results import HealthStatus
 from . import arguments as arg
 from .failures import EXIT_FAILED
@@ -28,9 +29,8 @@ def models(target: arg.Target = arg.TARGET_DEFAULT, json: arg.Json = False) -> N
         for model in served:
             print_json(model)
         return
-    table = Table(
-        Column("name", overflow="fold"), "architecture", "dtype", "max model len", "page size", box=box.SIMPLE
-    )
+    # Short heads, so that the embedded model's row fits a terminal of 80 columns.
+    table = Table(Column("name", overflow="fold"), "architecture", "dtype", "max len", "page", box=box.SIMPLE)
     for model in served:
         lengths = (str(model.max_model_len), str(model.page_size))
         table.add_row(model.name, model.architecture, model.dtype, *lengths)
@@ -44,7 +44,10 @@ def health(
 ) -> None:
     """Ask whether a server can serve; exit code 0 only if it can."""
     with Client(target) as client:
-        status = client.health(service, timeout=5.0)
+        try:
+            status = client.health(service, timeout=5.0)
+        except NotFoundError as error:
+            raise NotFoundError(f"the server has no service {service!r}", code=error.code) from None
     if json:
         print_json({}, target=target, service=service, status=status.name)
     else:

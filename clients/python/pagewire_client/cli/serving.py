@@ -12,7 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..client import Client
 from ..errors import ServerError
+from ..results import Model
 from ..stack import LocalStack, scheduler_command, worker_commands
 from .failures import UsageError
 from .flags import Role, flags_of, parse
@@ -55,8 +57,8 @@ def serve(context: typer.Context) -> None:
         target=settings.client_target,
         internal_target=f"127.0.0.1:{settings.internal_port}",
         drain_seconds=settings.drain_seconds + 10.0,
-        on_line=lambda name, line: print(line, file=sys.stderr, flush=True),
-        on_event=lambda text: print(text, file=sys.stderr, flush=True),
+        on_line=lambda name, line: _say(line),
+        on_event=_say,
     )
     _run(stack, settings, model)
 
@@ -70,9 +72,15 @@ def _run(stack: LocalStack, settings: ServeSettings, model: str) -> None:
         _print_summary(stack, settings, model)
         stack.wait()
     except KeyboardInterrupt:
-        print("draining; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+        _say("draining; Ctrl-C again stops at once")
     finally:
         stack.stop()
+
+
+def _say(line: str) -> None:
+    """One write a line: the children's lines come from several threads."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -104,15 +112,22 @@ def _print_summary(stack: LocalStack, settings: ServeSettings, model: str) -> No
             table.add_row("model", f"{served.name} ({served.architecture})")
             table.add_row("dtype", served.dtype + (f", {served.quantization}" if served.quantization else ""))
             table.add_row("weights", f"{size_on_disk(model) / 2**20:.0f} MiB on disk")
-            try:
-                num_tokens = client.load().num_pages * served.page_size
-                table.add_row("pages", f"{num_tokens // served.page_size} of {served.page_size} tokens")
-                table.add_row("tokens that fit", f"{num_tokens}")
-                concurrency = num_tokens / max(1, served.max_model_len)
-                table.add_row(f"requests of {served.max_model_len} tokens at once", f"{concurrency:.1f}")
-            except ServerError as error:
-                table.add_row("pages", f"unknown: {error.message}")
+            if settings.internal_port:
+                _add_pages(table, client, served)
     table.add_row("address", f"{settings.host}:{settings.port}")
     table.add_row("internal port", str(settings.internal_port or "none"))
     table.add_row("workers", str(settings.num_workers))
     Console(highlight=False).print(table)
+
+
+def _add_pages(table: Table, client: Client, served: Model) -> None:
+    """What fits; only the internal port tells."""
+    try:
+        num_tokens = client.load().num_pages * served.page_size
+    except ServerError as error:
+        table.add_row("pages", f"unknown: {error.message}")
+        return
+    table.add_row("pages", f"{num_tokens // served.page_size} of {served.page_size} tokens")
+    table.add_row("tokens that fit", f"{num_tokens}")
+    concurrency = num_tokens / max(1, served.max_model_len)
+    table.add_row(f"requests of {served.max_model_len} tokens at once", f"{concurrency:.1f}")
