@@ -4,7 +4,7 @@ import pytest
 import torch
 from pagewire_kernels.cpu import CpuKernels
 from support import kernel_checks, sampling_checks
-from support.kernel_cases import ATTENTION_CASES, TOLERANCE, AttentionCase, attention_inputs
+from support.kernel_cases import ATTENTION_CASES, TOLERANCE, AttentionCase, attention_batch, attention_inputs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 RAGGED = AttentionCase(
@@ -15,6 +15,12 @@ LONG_CHUNK = AttentionCase(
     name="chunk-of-several-tiles", num_heads=6, num_kv_heads=2, head_dim=64, page_size=32,
     sequences=((300, 300), (140, 500)),
 )  # fmt: skip
+SHARING = AttentionCase(
+    name="decodes-with-a-common-prefix", num_heads=9, num_kv_heads=3, head_dim=64, page_size=16,
+    sequences=(
+        (1, 100), (1, 81), (1, 700), (1, 97), (1, 0), (1, 83), (1, 112), (1, 96), (1, 113), (1, 20), (1, 81), (4, 90)
+    ),
+)  # fmt: skip
 CASES = (*ATTENTION_CASES, RAGGED, LONG_CHUNK)
 
 
@@ -22,6 +28,31 @@ CASES = (*ATTENTION_CASES, RAGGED, LONG_CHUNK)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_attention(case: AttentionCase, dtype: torch.dtype) -> None:
     kernel_checks.check_attention(CpuKernels(), case, dtype)
+
+
+@pytest.mark.parametrize("num_shared", [1, 4, 5])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention_over_a_common_prefix(dtype: torch.dtype, num_shared: int) -> None:
+    inputs = attention_inputs(SHARING, dtype)
+    page_tables = inputs.batch.page_tables.clone()
+    for sequence, (_, kv_len) in enumerate(SHARING.sequences):
+        if kv_len > 5 * SHARING.page_size:
+            page_tables[sequence, :num_shared] = page_tables[0, :num_shared]
+    batch = attention_batch(SHARING, page_tables)
+    expected = kernel_checks.REFERENCE.paged_attention(inputs.q, inputs.kv_pages, batch, inputs.scale)
+    actual = CpuKernels().paged_attention(inputs.q, inputs.kv_pages, batch, inputs.scale)
+    torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [64, 576])
+def test_norms_of_many_tokens(size: int, dtype: torch.dtype) -> None:
+    x = torch.randn(100, size).to(dtype)
+    weight = torch.randn(size).to(dtype)
+    before = x.clone()
+    expected = kernel_checks.REFERENCE.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(CpuKernels().rms_norm(x, weight, 1e-5), expected, **TOLERANCE[dtype])
+    assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

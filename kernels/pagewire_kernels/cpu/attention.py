@@ -24,9 +24,7 @@ def attend(
     if plan.has_padding(num_tokens):
         out.zero_()
     for group in plan.groups:
-        keys, values = _gather_group(rows, group, plan, scratch)
-        attention = _batched_attention if group.is_batched else F.scaled_dot_product_attention
-        out[group.tokens] = attention(grouped[group.tokens], keys, values, attn_mask=group.mask, scale=scale)
+        out[group.tokens] = _attend_group(grouped[group.tokens], rows, group, plan, scale, scratch)
     for chunk in plan.chunks(num_heads // plan.num_kv_heads):
         _attend_chunk(grouped, rows, chunk, plan, scale, scratch, out)
     return out.view(num_tokens, num_heads, head_dim)
@@ -38,25 +36,62 @@ def _gathered(rows: torch.Tensor, gather_rows: torch.Tensor, scratch: torch.Tens
     return torch.index_select(rows, 0, gather_rows, out=target)
 
 
-def _gather_group(
-    rows: torch.Tensor, group: DecodeGroup, plan: StepPlan, scratch: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend_group(
+    q: torch.Tensor, rows: torch.Tensor, group: DecodeGroup, plan: StepPlan, scale: float, scratch: torch.Tensor
+) -> torch.Tensor:
+    """q and the result [sequences, num_kv_heads, group, D]."""
     gathered = _gathered(rows, group.gather_rows, scratch)
-    both = gathered.view(2, group.num_sequences, plan.num_kv_heads, group.num_pages * plan.page_size, plan.head_dim)
+    keys, values = gathered.view(2, group.num_sequences, plan.num_kv_heads, -1, plan.head_dim)
     for member, first, last in group.unwritten:
-        both[:, member, :, first:last].zero_()
-    return both[0], both[1]
+        keys[member, :, first:last].zero_()
+        values[member, :, first:last].zero_()
+    if not group.is_batched:
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask, scale=scale)
+    if not group.num_shared_pages:
+        return _batched_attention(q, keys, values, group.mask, scale)
+    shared = _gathered(rows, group.shared_rows, scratch[gathered.numel() :])
+    shared_keys, shared_values = shared.view(2, plan.num_kv_heads, -1, plan.head_dim)
+    return _sharing_attention(q, shared_keys, shared_values, keys, values, group.mask, scale)
 
 
 def _batched_attention(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, attn_mask: torch.Tensor | None, scale: float
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
     """q [sequences, heads, rows, D], keys and values [sequences, heads, positions, D], mask float32 -> as q."""
     scores = _float32_product(q.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2)).mul_(scale)
-    if attn_mask is not None:
-        scores.view(*q.shape[:3], -1).add_(attn_mask)
+    if mask is not None:
+        scores.view(*q.shape[:3], -1).add_(mask)
     weights = torch.softmax(scores, dim=-1).to(values.dtype)
     return torch.bmm(weights, values.flatten(0, 1)).view(q.shape)
+
+
+def _sharing_attention(
+    q: torch.Tensor,
+    shared_keys: torch.Tensor,
+    shared_values: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """As batched attention, over the keys and values [heads, positions, D] of a common prefix and then each one's own.
+
+    All sequences' queries are rows of one product with the prefix; one softmax spans both parts.
+    """
+    num_sequences, num_heads, group_size, head_dim = q.shape
+    by_head = q.transpose(0, 1).reshape(num_heads, -1, head_dim)
+    of_shared = _float32_product(by_head, shared_keys.transpose(1, 2))
+    of_shared = of_shared.view(num_heads, num_sequences, group_size, -1).transpose(0, 1)
+    of_own = _float32_product(q.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2)).view(*q.shape[:3], -1)
+    scores = torch.cat((of_shared, of_own), dim=-1).mul_(scale)
+    num_shared = shared_keys.shape[1]
+    if mask is not None:
+        scores[..., num_shared:].add_(mask)
+    weights = torch.softmax(scores, dim=-1).to(values.dtype)
+    of_shared = weights[..., :num_shared].transpose(0, 1).reshape(num_heads, -1, num_shared)
+    attended = torch.bmm(of_shared, shared_values).view(num_heads, num_sequences, group_size, head_dim).transpose(0, 1)
+    of_own = weights[..., num_shared:].flatten(0, 1)
+    return torch.baddbmm(attended.flatten(0, 1), of_own, values.flatten(0, 1)).view(q.shape)
 
 
 def _float32_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
