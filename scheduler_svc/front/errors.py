@@ -176,6 +176,11 @@ class InternalError(FrontError):
         super().__init__(message, reason=reason)
 
 
+def forget_frames(error: BaseException) -> None:
+    """Lets go of the frames that an error came through, and of all they hold."""
+    error.__traceback__ = error.__context__ = None
+
+
 _CLASSES: dict[int, type[FrontError]] = {
     5: NotFoundError,
     6: AlreadyExistsError,

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 from pagewire.v1 import generation_pb2
 
-from scheduler_svc.front.errors import FrontError, InternalError, InvalidRequestError
+from scheduler_svc.front.errors import FrontError, InternalError, InvalidRequestError, forget_frames
 from scheduler_svc.front.live_request import LiveRequest, Reader
 from scheduler_svc.front.preparation import Preparation
 from scheduler_svc.front.scheduler_link import SchedulerLink
@@ -103,7 +103,7 @@ class ManyStream:
             deadline = own if deadline is None else min(own, deadline)
         try:
             prepared = await self._preparation.prepare(message.start, deadline=deadline)
-            entry.request_id = prepared.request_id
+            self._name(entry, prepared.request_id)
             entry.live = LiveRequest(
                 prepared,
                 self._link,
@@ -119,6 +119,14 @@ class ManyStream:
             log.error("entry_failed", error=type(error).__name__)
             self._note(entry, InternalError())
 
+    def _name(self, entry: _Entry, request_id: str) -> None:
+        """Gives an entry that came without an id the one that the server made, by which it can be cancelled."""
+        if not entry.request_id:
+            if self._by_id.get("") is entry:
+                del self._by_id[""]
+            entry.request_id = request_id
+            self._by_id[request_id] = entry
+
     def _cancel(self, request_id: str) -> None:
         """Ends an entry; an unknown id is no fault, it may just have ended."""
         entry = self._by_id.get(request_id)
@@ -128,6 +136,8 @@ class ManyStream:
                 entry.live.cancel()
 
     def _note(self, entry: _Entry, error: FrontError | None) -> None:
+        if error is not None:
+            forget_frames(error)
         if entry in self._entries:
             self._news[entry] = error
             self._woken.set()
@@ -174,6 +184,7 @@ class ManyStream:
             if entry.live.is_taken:
                 self._remove(entry)
         except FrontError as failed:
+            forget_frames(failed)
             failure = generation_pb2.GenerateManyFailure(request_id=entry.request_id, status=failed.to_status())
             message.events.add(failure=failure)
             self._remove(entry)

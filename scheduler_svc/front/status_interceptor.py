@@ -14,7 +14,7 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc.aio import AbortError, ServicerContext
 
-from scheduler_svc.front.errors import FrontError, InternalError, InvalidRequestError
+from scheduler_svc.front.errors import FrontError, InternalError, InvalidRequestError, forget_frames
 
 log = structlog.get_logger("pagewire.front")
 
@@ -81,6 +81,7 @@ def _guarded_unary(inner: Handler, method: str) -> Handler:
         try:
             return await inner(request, context)
         except (Exception, asyncio.CancelledError) as error:
+            del request
             await _end(error, context, method)
 
     return call
@@ -96,6 +97,7 @@ def _guarded_stream(inner: Handler, method: str) -> Handler:
             else:
                 await result
         except (Exception, asyncio.CancelledError) as error:
+            del request
             await _end(error, context, method)
 
     return call
@@ -109,6 +111,9 @@ async def _end(error: BaseException, context: ServicerContext[Any, Any], method:
     """
     if isinstance(error, AbortError):
         raise error
+    place = _place(error)
+    # What ends the call lives on in a cycle until the collector comes by; the request, of megabytes, must not.
+    forget_frames(error)
     status = error if isinstance(error, FrontError) else InternalError()
     try:
         await asyncio.wait_for(
@@ -117,7 +122,7 @@ async def _end(error: BaseException, context: ServicerContext[Any, Any], method:
     except AbortError:
         if not isinstance(error, FrontError):
             # The text of an unknown exception may hold parts of a prompt: its type and place must do.
-            log.error("handler_failed", method=method, error=type(error).__name__, where=_place(error))
+            log.error("handler_failed", method=method, error=type(error).__name__, where=place)
         raise
     except Exception:
         raise asyncio.CancelledError from None

@@ -97,6 +97,28 @@ async def test_cancel_in_stream_and_timeouts() -> None:
         assert not scheduler.running
 
 
+async def test_entries_without_id_are_cancelled_by_the_id_they_got() -> None:
+    scheduler = FakeScheduler(lambda submit: [[65]])
+    async with front_stack(scheduler) as stack:
+        call = stack.generation.GenerateMany()
+        for place in range(2):
+            await call.write(start(""))
+            await scheduler.wait_for(lambda place=place: len(scheduler.running) == place + 1)
+        collected = Collected()
+        while len(collected.events) < 2:
+            collected.add(await call.read())
+        for request_id in list(collected.events):
+            await call.write(pb.GenerateManyRequest(cancel_request_id=request_id))
+        await call.done_writing()
+        while len(collected.ended) < 2:
+            collected.add(await call.read())
+        assert await call.read() is grpc.aio.EOF
+        for events in collected.events.values():
+            assert [event.finished.finish_reason for event in events if event.HasField("finished")] == [
+                pb.FINISH_REASON_CANCELLED
+            ]
+
+
 async def test_closing_the_stream_cancels_its_requests() -> None:
     scheduler = FakeScheduler(lambda submit: [[65]])
     async with front_stack(scheduler) as stack:
