@@ -4,7 +4,14 @@ import pytest
 import torch
 from pagewire_kernels.cpu import CpuKernels
 from support import kernel_checks, sampling_checks
-from support.kernel_cases import ATTENTION_CASES, TOLERANCE, AttentionCase, attention_batch, attention_inputs
+from support.kernel_cases import (
+    ATTENTION_CASES,
+    TOLERANCE,
+    AttentionCase,
+    attention_batch,
+    attention_inputs,
+    sampling_batch,
+)
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 RAGGED = AttentionCase(
@@ -105,3 +112,15 @@ def test_sampling_behaviour() -> None:
     sampling_checks.check_mixed_rows(kernels)
     sampling_checks.check_padded_vocabulary(kernels)
     sampling_checks.check_distribution(kernels)
+
+
+@pytest.mark.parametrize("vocab", [640, 650])
+def test_the_lowest_of_several_maxima_wins(vocab: int) -> None:
+    for first, second in ((0, 639), (127, 128), (300, 301), (255, 511)):
+        logits = torch.full((2, vocab), -5.0, dtype=torch.bfloat16)
+        logits[:, [first, second]] = 2.0
+        logits[1, vocab - 1] = float("nan")
+        token_ids, status = CpuKernels().sample(logits, sampling_batch(2, temperature=0.0))
+        assert int(token_ids[0]) == first
+        assert status.tolist() == [0, 1]
+        assert 0 <= int(token_ids[1]) < vocab

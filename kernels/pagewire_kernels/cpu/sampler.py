@@ -13,6 +13,8 @@ from pagewire_kernels.truncation import MIN_TEMPERATURE, mass_limit, masses, min
 
 _SORTED_TOKENS = 1024
 """Likeliest tokens in which a top_p border is looked for before the whole row is sorted."""
+_BLOCK = 128
+"""Divides the vocabularies of most models."""
 _MASSLESS_DISTANCE = 28.0
 """A scaled logit this far below the peak has mass 0: ``exp(-28) * 2**40`` is below 1."""
 
@@ -21,14 +23,28 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, to
     """As in the interface: logits [R, V] -> (token ids int32 [R], status uint8 [R])."""
     if not logits.shape[0]:
         return torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.uint8)
-    # max propagates NaN, so the status needs no pass of its own; on a CPU it finds the first maximum.
-    peaks, token_ids = logits.max(dim=1)
+    peaks, token_ids = _first_maximum(logits)
     is_nan = peaks.isnan()
     if not batch.all_greedy:
         rows = ((batch.temperature > 0.0) & ~is_nan).nonzero()[:, 0]
         if rows.shape[0]:
             token_ids[rows] = _sample_rows(logits[rows].float(), token_ids[rows], rows, batch)
     return token_ids.to(torch.int32), is_nan.to(torch.uint8)
+
+
+def _first_maximum(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maxima [R] and their lowest indices int64 [R]; NaN counts as the maximum, so the status needs no pass of its own.
+
+    On a CPU max finds the first maximum, but only amax, which gives no index, is vectorised: amax finds the block, max
+    the place in it (64 rows of 49152 in bfloat16: 2.7 -> 0.7 ms).
+    """
+    if logits.shape[1] % _BLOCK:
+        maxima, indices = logits.max(dim=1)
+        return maxima, indices
+    blocks = logits.unflatten(1, (-1, _BLOCK))
+    maxima, first_blocks = blocks.amax(dim=2).max(dim=1)
+    offsets = blocks[torch.arange(logits.shape[0]), first_blocks].max(dim=1).indices
+    return maxima, first_blocks * _BLOCK + offsets
 
 
 def _sample_rows(
