@@ -4,6 +4,7 @@ Every field that changes the arithmetic is either understood or refused by name:
 window is invisible on short prompts and ruins long ones.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from gpu_worker.errors import ModelLoadError
 ARCHITECTURES = ("LlamaForCausalLM",)
 ROPE_KINDS = ("default", "linear", "llama3")
 MAX_HEAD_DIM = 256
+MAX_LAYERS = 1024
+MAX_SIZE = 2**24
+"""Of any dimension: a config with larger ones is broken, and would take all memory before a tensor's shape shows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +66,11 @@ class ModelConfig:
             "vocab_size",
             "max_positions",
         ):
-            if getattr(self, name) < 1:
-                raise ModelLoadError(f"config: {name} is {getattr(self, name)}; it must be positive")
+            value, most = getattr(self, name), MAX_LAYERS if name == "num_layers" else MAX_SIZE
+            if value < 1:
+                raise ModelLoadError(f"config: {name} is {value}; it must be positive")
+            if value > most:
+                raise ModelLoadError(f"config: {name} is {value}; at most {most} is believed")
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
                 f"config: {self.num_heads} attention heads do not divide over {self.num_kv_heads} key/value heads"
@@ -79,12 +86,13 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     architecture = _architecture(config)
     _refuse_foreign(config)
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-    head_dim = config.get("head_dim")
-    if head_dim is None:
-        if hidden % heads:
-            raise ModelLoadError(
-                f"config: hidden_size {hidden} is not divisible by {heads} heads and head_dim is not given"
-            )
+    if config.get("head_dim") is not None:
+        head_dim = _count(config, "head_dim")
+    elif heads < 1 or hidden % heads:
+        raise ModelLoadError(
+            f"config: hidden_size {hidden} is not divisible by {heads} heads and head_dim is not given"
+        )
+    else:
         head_dim = hidden // heads
     max_positions = _count(config, "max_position_embeddings", 2048)
     return ModelConfig(
@@ -94,10 +102,10 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         num_layers=_count(config, "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=_count(config, "num_key_value_heads", heads),
-        head_dim=int(head_dim),
+        head_dim=head_dim,
         vocab_size=_count(config, "vocab_size"),
         max_positions=max_positions,
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
         rope=_rope(config, max_positions),
         attention_bias=bool(config.get("attention_bias", False)),
         mlp_bias=bool(config.get("mlp_bias", False)),
@@ -117,13 +125,14 @@ def _refuse_foreign(config: Mapping[str, Any]) -> None:
     if config.get("auto_map"):
         raise ModelLoadError("config: auto_map asks for code from the checkpoint; code from checkpoints is never run")
     if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+        quantization = config["quantization_config"]
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
         raise ModelLoadError(f"config: quantization_config ({method}) is not supported by this version")
     if config.get("sliding_window") is not None and config.get("use_sliding_window", True):
         raise ModelLoadError(f"config: sliding_window {config['sliding_window']} is not supported")
     if config.get("hidden_act", "silu") != "silu":
         raise ModelLoadError(f"config: hidden_act {config['hidden_act']!r} is not supported; supported: silu")
-    if float(config.get("partial_rotary_factor", 1.0)) != 1.0:
+    if _number(config, "partial_rotary_factor", 1.0) != 1.0:
         raise ModelLoadError(f"config: partial_rotary_factor {config['partial_rotary_factor']} is not supported")
 
 
@@ -134,6 +143,15 @@ def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> 
     if not isinstance(value, int) or isinstance(value, bool):
         raise ModelLoadError(f"config: {name} is {value!r}; an integer is needed")
     return value
+
+
+def _number(config: Mapping[str, Any], name: str, default: float) -> float:
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < math.inf:
+        raise ModelLoadError(f"config: {name} is {value!r}; a finite number is needed")
+    return float(value)
 
 
 def _rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
@@ -148,7 +166,7 @@ def _rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
         raise ModelLoadError(f"config: rope type {block['type']!r} and rope_type {kind!r} differ")
     if kind not in ROPE_KINDS:
         raise ModelLoadError(f"config: rope_type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
-    if float(block.get("partial_rotary_factor", 1.0)) != 1.0:
+    if _number(block, "partial_rotary_factor", 1.0) != 1.0:
         raise ModelLoadError("config: partial_rotary_factor in the rope block is not supported")
     unknown = set(block) - {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_ROPE_FIELDS[kind]}
     if unknown:
@@ -157,12 +175,12 @@ def _rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
     if missing:
         raise ModelLoadError(f"config: rope_type {kind!r} needs the field {missing[0]!r}")
     return RopeConfig(
-        theta=float(block.get("rope_theta", config.get("rope_theta", 10000.0))),
+        theta=_number(block if "rope_theta" in block else config, "rope_theta", 10000.0),
         kind=kind,
-        factor=float(block.get("factor", 1.0)),
-        low_freq_factor=float(block.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(block.get("high_freq_factor", 4.0)),
-        original_max_positions=int(block.get("original_max_position_embeddings", max_positions)),
+        factor=_number(block, "factor", 1.0),
+        low_freq_factor=_number(block, "low_freq_factor", 1.0),
+        high_freq_factor=_number(block, "high_freq_factor", 4.0),
+        original_max_positions=_count(block, "original_max_position_embeddings", max_positions),
     )
 
 

@@ -61,7 +61,10 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     kernels_name = pick_kernels(config.kernels, device)
     _check_head_dim(kernels_name, checkpoint.config.head_dim)
     kernels = load_kernels(kernels_name)
-    model = LlamaModel(checkpoint.config, kernels, max_model_len=max_model_len, dtype=dtype, device=device)
+    try:
+        model = LlamaModel(checkpoint.config, kernels, max_model_len=max_model_len, dtype=dtype, device=device)
+    except (RuntimeError, MemoryError) as error:
+        raise ModelLoadError(f"the weights cannot be allocated: {str(error).splitlines()[0][:200]}") from None
     load_weights(checkpoint, model.weight_slots(), warn)
     dtype_name = str(dtype).removeprefix("torch.")
     card = make_model_card(

@@ -54,7 +54,7 @@ def _optional_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: not readable as JSON ({error})") from None
     return value if isinstance(value, dict) else {}
 

@@ -29,7 +29,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: not readable as JSON ({error})") from None
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path}: a JSON object is needed")

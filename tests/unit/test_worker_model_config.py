@@ -91,6 +91,16 @@ def test_divisors_of_a_gguf_file_divide_the_frequencies() -> None:
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "mscale": 1.0}}, "'mscale' is not known"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_scaling": "linear"}, "an object is needed"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor is '2'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, "factor is nan"),
+        ({"num_hidden_layers": 2**31}, "num_layers is 2147483648; at most 1024"),
+        ({"hidden_size": 2**63, "head_dim": 12}, "hidden_size is 9223372036854775808; at most"),
+        ({"max_position_embeddings": 10**12}, "max_positions is 1000000000000; at most"),
+        ({"num_attention_heads": 0}, "not divisible by 0 heads"),
+        ({"head_dim": float("nan")}, "head_dim is nan; an integer is needed"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
+        ({"partial_rotary_factor": []}, "partial_rotary_factor is"),
+        ({"quantization_config": "awq"}, r"quantization_config \(unknown\)"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], named: str) -> None:

@@ -196,6 +196,7 @@ def leave_two_files(path: Path) -> None:
         (leave_two_files, "several safetensors files .a.safetensors, b.safetensors."),
         (lambda path: (path / "config.json").unlink(), "config.json: no such file"),
         (lambda path: (path / "config.json").write_text("[]"), "a JSON object is needed"),
+        (lambda path: (path / "config.json").write_text("[" * 100_000), "not readable as JSON"),
         (lambda path: (path / "model.safetensors").write_bytes(b"\xff" * 100), "not a safetensors file"),
     ],
 )
