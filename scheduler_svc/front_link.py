@@ -184,7 +184,7 @@ class FrontLink:
             return
         del self._by_peer[front.peer]
         front.peer = None
-        self._log.warning("front_lost", front=f"{front.front_id:016x}", pid=front.pid, reason=reason)
+        self._log.info("front_lost", front=f"{front.front_id:016x}", pid=front.pid, reason=reason)
         self._events.append(FrontLost(front_id=front.front_id, reason=reason))
 
     def _send(self, front: _Front, frame: bytes, now: float) -> bool:

@@ -72,7 +72,7 @@ class SchedulerProcess:
             self._stop_fronts()
         finally:
             self._fronts.kill()
-            self._engine.close("the scheduler stops")
+            self._engine.close("it was asked to")
             for endpoint in self._endpoints:
                 run_dir.remove(endpoint)
         self._log.info("stopped")

@@ -7,7 +7,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,15 @@ def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
     return thread
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C raises, also where whoever started the tests made it ignored (a background job of a script)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_an_interrupted_start_leaves_nothing(place: Place) -> None:
     never_ready = command("scheduler", "worker", place.log, place.crashes, 0)
     stack = place.stack(scheduler=never_ready)
@@ -128,6 +137,7 @@ def test_an_interrupted_start_leaves_nothing(place: Place) -> None:
     assert not place.private.exists()
 
 
+@pytest.mark.usefixtures("_interruptible")
 def test_an_interrupted_stop_kills(place: Place) -> None:
     stack = place.stack(worker=command("worker", "deaf", place.log), stop_seconds=60.0)
     stack.start()

@@ -28,12 +28,23 @@ TopP = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In 
 TopK = Annotated[int | None, typer.Option(min=0, rich_help_panel=_SAMPLING, help="0 is off.")]
 MinP = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [0, 1).")]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, rich_help_panel=_SAMPLING, help="Seed of the noise.")]
-FrequencyPenalty = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [-2, 2].")]
-PresencePenalty = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [-2, 2].")]
-RepetitionPenalty = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In (0, 10].")]
+FrequencyPenalty = Annotated[
+    float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [-2, 2]; refused by this version.")
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [-2, 2]; refused by this version.")
+]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(rich_help_panel=_SAMPLING, help="In (0, 10]; refused by this version.")
+]
 
-MaxTokens = Annotated[int | None, typer.Option(min=1, rich_help_panel=_STOPPING, help="Most tokens of an output.")]
-MinTokens = Annotated[int | None, typer.Option(min=0, rich_help_panel=_STOPPING, help="Nothing ends it earlier.")]
+MAX_TOKENS_DEFAULT = 256
+"""A terminal is no place for a model that does not find its end; the API's own default is what fits."""
+MaxTokens = Annotated[int, typer.Option(min=1, rich_help_panel=_STOPPING, help="Most tokens of an output.")]
+MinTokens = Annotated[
+    int | None,
+    typer.Option(min=0, rich_help_panel=_STOPPING, help="Nothing ends it earlier; above 0 refused by this version."),
+]
 Stop = Annotated[list[str] | None, typer.Option(rich_help_panel=_STOPPING, help="Stop string; may be repeated.")]
 StopTokenIds = Annotated[
     list[int] | None, typer.Option("--stop-token-ids", min=0, rich_help_panel=_STOPPING, help="May be repeated.")
