@@ -2,10 +2,11 @@
 #
 # The environment lives in .venv and is installed once: a stamp file makes later runs take no time, and a change of
 # pyproject.toml or of the constraints installs again. PYTHON names the interpreter to make it with; VENV_FLAGS may be
-# --system-site-packages on a machine whose image brings its own torch.
+# --system-site-packages on a machine whose image brings its own torch; TORCH_INDEX is where to take torch from.
 
 PYTHON ?= python3
 VENV_FLAGS ?=
+TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 # Modules are compiled when they are first imported: compiling all of torch's and transformers' here takes longer than that.
@@ -34,7 +35,7 @@ $(BIN)/python:
 
 # torch first and by itself: a range asked for later never replaces it by a larger build.
 $(VENV)/.torch: constraints-cpu.txt | $(BIN)/python
-	$(if $(TORCH),$(INSTALL) $(CONSTRAINTS) $(TORCH))
+	$(if $(TORCH),$(INSTALL) $(CONSTRAINTS) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH))
 	@touch $@
 
 $(VENV)/.runtime: pyproject.toml $(VENV)/.torch
