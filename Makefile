@@ -35,7 +35,7 @@ $(BIN)/python:
 
 # torch first and by itself: a range asked for later never replaces it by a larger build.
 $(VENV)/.torch: constraints-cpu.txt | $(BIN)/python
-	$(if $(TORCH),$(INSTALL) $(CONSTRAINTS) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH))
+	$(if $(TORCH),$(INSTALL) $(CONSTRAINTS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH))
 	@touch $@
 
 $(VENV)/.runtime: pyproject.toml $(VENV)/.torch
