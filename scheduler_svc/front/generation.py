@@ -20,7 +20,7 @@ from scheduler_svc.front.many import ManyStream
 from scheduler_svc.front.preparation import Preparation, check_model
 from scheduler_svc.front.scheduler_link import SchedulerLink
 from scheduler_svc.front.service_state import ServiceState
-from scheduler_svc.front.stream import StreamWriter
+from scheduler_svc.front.stream import HeadersFirst, StreamWriter
 from scheduler_svc.front.validation import Violations, check_ids, check_tokenize
 
 MAX_DETOKENIZED = 1_048_576
@@ -54,7 +54,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
             try:
                 await StreamWriter(
                     live,
-                    context.write,
+                    HeadersFirst(context).write,
                     slow_reader_seconds=self._slow_reader_seconds,
                     heartbeats=prepared.progress_events,
                 ).run()
@@ -84,7 +84,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
             stream = ManyStream(
                 self._preparation,
                 self._link,
-                context.write,
+                HeadersFirst(context).write,
                 deadline=deadline_of(context.time_remaining()),
                 slow_reader_seconds=self._slow_reader_seconds,
             )

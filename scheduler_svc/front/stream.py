@@ -16,8 +16,35 @@ from scheduler_svc.front.errors import FrontError
 from scheduler_svc.front.live_request import LiveRequest
 
 HEARTBEAT_SECONDS = 5.0
+HEADERS_SECONDS = 5.0
+"""A connection that takes not even headers for so long takes no status either."""
 
 Write = Callable[[Any], Awaitable[None]]
+
+
+class HeadersFirst:
+    """Writes a call's messages; its headers go out with the first one, but by themselves.
+
+    grpc.aio puts both into one operation. If that is given up because the request failed meanwhile, the status finds
+    the headers neither sent nor free to send, is refused, and the caller waits for ever. Headers alone never wait for
+    a reader; an interruption waits until they are out.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._begun = False
+
+    async def write(self, message: Any) -> None:
+        """Writes one message."""
+        if not self._begun:
+            self._begun = True
+            headers = asyncio.ensure_future(self._context.send_initial_metadata(()))
+            try:
+                await asyncio.shield(headers)
+            except asyncio.CancelledError:
+                await asyncio.wait((headers,), timeout=HEADERS_SECONDS)
+                raise
+        await self._context.write(message)
 
 
 class SlowReaderGuard:

@@ -1,0 +1,46 @@
+"""A request that fails while its first message is being written still tells its caller (GRP-04)."""
+
+import asyncio
+import random
+from typing import Any
+
+import grpc
+import pytest
+from pagewire.internal.v1 import front_pb2
+from pagewire.v1 import generation_pb2 as pb
+from support.fake_scheduler import FakeScheduler
+from support.front_stack import front_stack
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["generate", "many"])
+async def test_grp_04_a_failure_during_the_first_write_becomes_a_status(many: bool) -> None:
+    draw = random.Random(4)
+    scheduler = FakeScheduler(lambda submit: [[65, 66, 67, 68, 69, 70]])
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[65]))
+    async with front_stack(scheduler) as stack:
+
+        async def ending() -> Any:
+            try:
+                if many:
+                    call = stack.generation.GenerateMany(iter([pb.GenerateManyRequest(start=request)]), timeout=10)
+                    events = [event async for message in call for event in message.events]
+                    return grpc.StatusCode(_number(events[-1].failure.status.code))
+                await stack.stream(request, timeout=10)
+            except grpc.RpcError as error:
+                return error.code()
+            return None
+
+        for _ in range(60):
+            num_before, ended = len(scheduler.submits), set()
+            calls = [asyncio.ensure_future(ending()) for _ in range(4)]
+            while len(ended) < 4:
+                for submit in scheduler.submits[num_before:]:
+                    if submit.key not in ended and submit.key in scheduler.running and draw.random() < 0.3:
+                        ended.add(submit.key)
+                        await scheduler.end(submit.key, front_pb2.END_REASON_STEP_FAILED)
+                await asyncio.sleep(0)
+            assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.INTERNAL}
+
+
+def _number(code: int) -> tuple[int, str]:
+    return next(status.value for status in grpc.StatusCode if status.value[0] == code)
