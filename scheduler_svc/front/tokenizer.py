@@ -18,7 +18,11 @@ class PromptTokenizer:
         """Raises: ValueError if the bytes are no tokenizer.json."""
         try:
             self.backend = Tokenizer.from_buffer(tokenizer_json)
-        except Exception as error:  # the library raises plain Exception
+            # A template of special tokens that do not exist shows only in use.
+            self.backend.encode_batch_fast(["a"], add_special_tokens=True)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises plain Exception, and a panic in it is not even that
             raise ValueError(f"the model card holds no usable tokenizer.json: {error}") from None
         self.backend.no_truncation()
         self.backend.no_padding()

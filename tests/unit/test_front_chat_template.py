@@ -203,3 +203,11 @@ def test_broken_template_and_tokenizer_are_refused() -> None:
     for content in (b"", b"{", json.dumps({"model": {"type": "nothing"}}).encode()):
         with pytest.raises(ValueError, match=r"no usable tokenizer\.json"):
             PromptTokenizer(content, bos_token_id=None)
+
+
+def test_a_tokenizer_that_fails_in_use_is_refused() -> None:
+    content = json.loads(toy.tokenizer_json())
+    assert content["post_processor"]["special_tokens"]
+    content["post_processor"]["special_tokens"] = {}
+    with pytest.raises(ValueError, match=r"no usable tokenizer\.json"):
+        PromptTokenizer(json.dumps(content).encode(), bos_token_id=None)
