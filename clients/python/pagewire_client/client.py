@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 DEFAULT_TARGET = "127.0.0.1:50051"
 READ_TIMEOUT_SECONDS = 30.0
 
+SINGLE_THREADED_STREAMS = "SingleThreadedUnaryStream"
+"""grpc.experimental.ChannelOptions.SingleThreadedUnaryStream."""
+
 
 class Stream:
     """The events of one request, as they come.
@@ -214,6 +217,9 @@ def tokenize_request(prompt: str | Messages, options: dict[str, Any]) -> generat
 
 
 def _open(target: str, tls: Tls | None) -> grpc.Channel:
+    # A stream is read by the thread that iterates it. Read by grpc's own thread (its default), one whose retry finds
+    # the server gone never ends, not even at its deadline (grpcio 1.81).
+    options = [*channel_options(tls), (SINGLE_THREADED_STREAMS, 1)]
     if tls is None:
-        return grpc.insecure_channel(target, options=channel_options(None))
-    return grpc.secure_channel(target, tls.credentials(), options=channel_options(tls))
+        return grpc.insecure_channel(target, options=options)
+    return grpc.secure_channel(target, tls.credentials(), options=options)
