@@ -41,6 +41,8 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 @pytest.fixture(scope="module")
 def stack() -> Iterator[ScriptedStack]:
     with ScriptedStack() as running:
+        with running.worker():  # its limits are the model's
+            pass
         yield running
 
 

@@ -104,12 +104,14 @@ class ScriptedStack:
     def wait_idle(self, seconds: float = 5.0) -> Load:
         """The ledger: nothing runs or waits, and every page is free or an unreferenced cached one."""
 
+        seen: list[Load] = []
+
         def is_idle() -> bool:
-            load = self.load()
-            return load.num_requests_running + load.num_requests_waiting + load.num_held_pages == 0
+            seen.append(self.load())
+            return seen[-1].num_requests_running + seen[-1].num_requests_waiting + seen[-1].num_held_pages == 0
 
         wait_until(is_idle, "nothing running, nothing waiting, no page held", seconds)
-        load = self.load()
+        load = seen[-1]
         assert load.num_free_pages + load.num_cached_pages == load.num_pages
         return load
 
