@@ -274,7 +274,7 @@ def _submission(submit: Any) -> Submission | InvalidSubmission:
         return invalid("output.n", f"must be in 1..{MAX_OUTPUTS}, is {submit.n}")
     if not submit.max_tokens:
         return invalid("stop.max_tokens", "must be at least 1")
-    if not (0 <= submit.temperature <= 100 and 0 < submit.top_p <= 1 and 0 <= submit.min_p < 1):
+    if not (0 <= submit.temperature <= 100 and 0 < submit.top_p <= 1 and 0 <= submit.min_p <= 1):
         return invalid("sampling", "temperature, top_p or min_p is out of its range")
     if submit.options.ByteSize() or submit.grammar.ByteSize():
         return invalid("sampling", "this server does not know the option", Code.UNIMPLEMENTED)

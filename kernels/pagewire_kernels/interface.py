@@ -53,7 +53,7 @@ class SamplingBatch:
     top_p: torch.Tensor
     """float32 [R] in (0, 1]: 1 means off."""
     min_p: torch.Tensor
-    """float32 [R] in [0, 1): 0 means off."""
+    """float32 [R] in [0, 1]: 0 means off, 1 keeps only the maximum and its ties."""
     seeds: torch.Tensor
     """int64 [R]: the bits of the request's unsigned 64-bit seed."""
     output_index: torch.Tensor

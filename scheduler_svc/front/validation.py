@@ -156,7 +156,7 @@ def _check_sampling(sampling: Any, bad: Violations) -> None:
     if sampling.HasField("top_k"):
         bad.unless(sampling.top_k < 2**31, "sampling.top_k", "must be below 2147483648")
     if sampling.HasField("min_p"):
-        bad.unless(0.0 <= sampling.min_p < 1.0, "sampling.min_p", "must lie in [0, 1)")
+        bad.unless(0.0 <= sampling.min_p <= 1.0, "sampling.min_p", "must lie in [0, 1]")
     for name, low, high, neutral in (
         ("frequency_penalty", -2.0, 2.0, 0.0),
         ("presence_penalty", -2.0, 2.0, 0.0),

@@ -23,7 +23,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 4}
         ("x", {"temperature": float("nan")}, "sampling.temperature"),
         ("x", {"top_p": 0.0}, "sampling.top_p"),
         ("x", {"top_p": 1.5}, "sampling.top_p"),
-        ("x", {"min_p": 1.0}, "sampling.min_p"),
+        ("x", {"min_p": 1.5}, "sampling.min_p"),
         ("x", {"max_tokens": 0}, "stop.max_tokens"),
         ("x", {"stop": [""]}, "stop.stop"),
         ("x", {"n": 0}, "output.n"),

@@ -14,6 +14,7 @@ PARAMETERS: tuple[dict[str, float], ...] = (
     {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "min_p": 0.01},
     {"temperature": 5.0, "top_p": 1e-9},
     {"temperature": 5.0, "top_k": 1},
+    {"temperature": 5.0, "min_p": 1.0},
     {"temperature": 1e-10},
     {"temperature": 1e-38, "top_p": 0.9},
 )
@@ -26,7 +27,7 @@ def check_many_seeds(
     seeds = [(row * 0x9E3779B97F4A7C15) % 2**63 - (2**63 if row % 2 else 0) for row in range(rows)]
     batch = sampling_batch(rows, device, seeds=seeds, output_index=3, output_position=70_000, **parameters)
     token_ids = check_samples(kernels, logits, batch)
-    one_left = {"top_p": 1e-9}, {"top_k": 1}
+    one_left = {"top_p": 1e-9}, {"top_k": 1}, {"min_p": 1.0}
     greedy = parameters["temperature"] < 1e-6 or any(choice.items() <= parameters.items() for choice in one_left)
     if greedy and dtype == torch.float32:
         assert token_ids.tolist() == logits.argmax(dim=1).tolist()
@@ -42,6 +43,7 @@ def check_kept_sets(kernels: KernelSet, device: str = "cpu") -> None:
         ({"top_p": 0.8, "temperature": 0.5}, {0}),
         ({"top_p": 0.8, "temperature": 2.0}, {0, 1, 2}),
         ({"min_p": 0.13}, {0, 1, 2}),
+        ({"min_p": 1.0}, {0}),
         ({"top_k": 3, "top_p": 0.9}, {0, 1}),
         ({"min_p": 0.3, "top_p": 0.75}, {0, 1}),
     )
@@ -53,13 +55,15 @@ def check_kept_sets(kernels: KernelSet, device: str = "cpu") -> None:
 
 
 def check_ties(kernels: KernelSet, device: str = "cpu") -> None:
-    """The lowest id wins an argmax; all tokens at a top_k border stay."""
+    """The lowest id wins an argmax; all tokens at a border of top_k or min_p stay."""
     flat = torch.zeros(2, 5000, device=device)
     flat[1, [4321, 77, 4999]] = 1.0
     assert check_samples(kernels, flat, sampling_batch(2, device, temperature=0.0)).tolist() == [0, 77]
     rows = 200
     tied = torch.tensor([[1.0, 5.0, 5.0, 5.0, 0.0, -0.0]], device=device).expand(rows, 6).contiguous()
     token_ids = check_samples(kernels, tied, sampling_batch(rows, device, top_k=2))
+    assert set(token_ids.tolist()) == {1, 2, 3}
+    token_ids = check_samples(kernels, tied, sampling_batch(rows, device, temperature=3.0, min_p=1.0))
     assert set(token_ids.tolist()) == {1, 2, 3}
     zeros = torch.tensor([[-0.0, 0.0, -0.0, -1.0]], device=device).expand(rows, 4).contiguous()
     token_ids = check_samples(kernels, zeros, sampling_batch(rows, device, top_k=1))

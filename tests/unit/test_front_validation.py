@@ -46,9 +46,13 @@ def test_top_p(bad: float) -> None:
     assert list(sampling(top_p=bad)) == ["sampling.top_p"]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -0.1, 1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -0.1, 1.5])
 def test_min_p(bad: float) -> None:
     assert list(sampling(min_p=bad)) == ["sampling.min_p"]
+
+
+def test_min_p_of_one_is_fine() -> None:
+    assert sampling(min_p=1.0) == {}
 
 
 @pytest.mark.parametrize(

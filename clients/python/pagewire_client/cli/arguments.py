@@ -26,7 +26,7 @@ Stats = Annotated[bool | None, typer.Option("--stats/--no-stats", help="Usage on
 Temperature = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="0 is greedy.")]
 TopP = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In (0, 1].")]
 TopK = Annotated[int | None, typer.Option(min=0, rich_help_panel=_SAMPLING, help="0 is off.")]
-MinP = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [0, 1).")]
+MinP = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [0, 1].")]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, rich_help_panel=_SAMPLING, help="Seed of the noise.")]
 FrequencyPenalty = Annotated[
     float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [-2, 2]; refused by this version.")
