@@ -12,9 +12,9 @@ def load_kernels(name: str) -> KernelSet:
 
         return TritonKernels()
     if name == "cpu":
-        from pagewire_kernels.cpu import CpuKernels
+        from pagewire_kernels.cpu import load_cpu_kernels
 
-        return CpuKernels()
+        return load_cpu_kernels()
     if name == "reference":
         from pagewire_kernels.reference import ReferenceKernels
 
