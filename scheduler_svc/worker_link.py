@@ -6,7 +6,8 @@ shape gives the worker up: it is told to say hello again and its requests go els
 A worker is also given up when its connection ends, when it is silent, when its step takes much too long, and when its
 heartbeats show that a plan or a result was lost on the way.
 
-A worker joins anew with each hello: worker ids are never used twice.
+A worker joins anew with each hello: worker ids are never used twice. One that is lost right after joining again and
+again has to wait (``join_pace.py``).
 """
 
 import secrets
@@ -20,6 +21,7 @@ from scheduler_svc import codec
 from scheduler_svc.codec import FrameError
 from scheduler_svc.core.types import BatchPlan, StepId, StepResult, WorkerCard, WorkerId
 from scheduler_svc.expected_rows import ExpectedRows
+from scheduler_svc.join_pace import JoinPace
 from scheduler_svc.liveness import OwnStalls, StepClock
 from scheduler_svc.log import SparseLog
 from scheduler_svc.messages import (
@@ -107,6 +109,7 @@ class WorkerLink:
         self._by_peer: dict[Peer, _Worker] = {}
         self._by_id: dict[WorkerId, _Worker] = {}
         self._resyncs: dict[Peer, float] = {}
+        self._pace = JoinPace()
         self._num_joined = 0
         self._events: list[LinkEvent] = []
         self._log = structlog.get_logger()
@@ -134,6 +137,7 @@ class WorkerLink:
                 self._read(peer, parts, now)
                 continue
             self._resyncs.pop(peer, None)
+            self._pace.forgive(peer)
             if peer in self._by_peer:
                 self._lose(self._by_peer[peer], "its connection ended")
         return self._take_events(), num_frames
@@ -274,6 +278,8 @@ class WorkerLink:
             return
         done = worker.in_flight.popleft()
         worker.next_step_id = step_id + 1
+        if step_id == FIRST_STEP_ID:
+            self._pace.forgive(worker.peer)
         worker.steps.observe(done.num_tokens, now - done.since)
         if worker.in_flight:
             worker.in_flight[0].since = now
@@ -313,6 +319,12 @@ class WorkerLink:
             return
         if worker is not None:
             self._lose(worker, "it said hello again")
+        wait_seconds = self._pace.wait(peer, now)
+        if wait_seconds > 0:
+            self._sparse.warning(
+                "worker_waits", now, device=hello.device, pid=hello.pid, seconds=round(wait_seconds, 3)
+            )
+            return
         refusal = self._refusal(hello, message.epoch)
         if refusal:
             self.num_faults += 1
@@ -359,6 +371,7 @@ class WorkerLink:
         worker = _Worker(worker_id=worker_id, peer=peer, epoch=epoch, hello=hello, last_heard=now, last_sent=now)
         self._by_peer[peer] = self._by_id[worker_id] = worker
         self._resyncs.pop(peer, None)
+        self._pace.joined(peer, now)
         card = WorkerCard(
             worker_id=worker_id,
             num_pages=hello.num_pages,

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -321,6 +322,31 @@ def test_two_workers_share_the_work_and_one_may_leave(engine: EngineThread, fron
             assert front.requests[key].output() == expected([number] * 20, 30)
         assert first.rows.violations == second.rows.violations == []
         engine.wait_clean()
+
+
+def test_a_worker_that_fails_at_once_again_and_again_waits(engine: EngineThread, front: RawFront) -> None:
+    broken = [True]
+
+    def change(step_id: int, result: Any) -> None:
+        if broken[0]:
+            _large_id(result)
+
+    begun = time.monotonic()
+    with ScriptedWorker(engine.worker_endpoint, limits=LIMITS, change_result=change) as worker:
+        front.wait_ready()
+        key = front.submit(PROMPTS[0], max_tokens=NUM_TOKENS)
+        front.wait(lambda: worker.num_joins == 4, "it joined four times")
+        assert time.monotonic() - begun > 0.6
+        with ScriptedWorker(engine.worker_endpoint, limits=LIMITS) as other:
+            front.wait(lambda: other.is_joined, "another one joins at once", 2)
+            front.wait_over(key)
+            assert front.requests[key].output() == expected(PROMPTS[0], NUM_TOKENS)
+        broken[0] = False
+        front.wait(lambda: worker.is_joined, "it joined")
+        num_joins = worker.num_joins
+        run_batch(engine, front, worker)
+        worker.send_bytes(b"\xff\xff\xff")
+        front.wait(lambda: worker.num_joins == num_joins + 1, "forgiven, it joins at once", 0.9)
 
 
 # Garbage.
