@@ -201,7 +201,7 @@ class Engine:
         except InvariantViolation:
             raise
         except CoreError as error:
-            self.workers.refuse(worker_id, str(error))
+            self.workers.refuse(worker_id, str(error), now)
             return
         self.desk.vocab_size = event.hello.vocab_size
         self.desk.deliver(events, now)
@@ -227,7 +227,7 @@ class Engine:
         outputs = self.desk.outputs_on(worker_id)
         waiting = (o for request in self.desk.requests for o in request.outputs if not o.running)
         self.desk.fail(outputs or list(waiting), now)
-        self._apply_worker_events(self.workers.give_up(worker_id, f"the scheduler failed to {doing}"), now)
+        self._apply_worker_events(self.workers.give_up(worker_id, f"the scheduler failed to {doing}", now), now)
 
     def _plan(self, now: float) -> None:
         for worker_id in self.workers.worker_ids:

@@ -7,12 +7,10 @@ waits for a front and never drops what belongs to a living request.
 
 from dataclasses import dataclass, field
 
-import structlog
-
 from scheduler_svc import codec
 from scheduler_svc.codec import FrameError
 from scheduler_svc.liveness import OwnStalls
-from scheduler_svc.log import SparseLog
+from scheduler_svc.log import MOST_COMINGS, SparseLog
 from scheduler_svc.messages import PROTOCOL_VERSION, FrontMessage, Service
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.router import Peer, Router, Sent
@@ -62,8 +60,8 @@ class FrontLink:
         self._hints: dict[Peer, float] = {}
         self._service: Service | None = None
         self._events: list[FrontLinkEvent] = []
-        self._log = structlog.get_logger()
         self._sparse = SparseLog()
+        self._comings = SparseLog(MOST_COMINGS)
 
     def receive(self, now: float, limit: int) -> tuple[list[FrontLinkEvent], int]:
         """What up to ``limit`` waiting frames say, and how many frames there were."""
@@ -75,7 +73,7 @@ class FrontLink:
                 continue
             self._hints.pop(peer, None)
             if peer in self._by_peer:
-                self._lose(self._by_peer[peer], "its connection ended")
+                self._lose(self._by_peer[peer], "its connection ended", now)
         return self._take_events(), num_frames
 
     def check(self, now: float) -> list[FrontLinkEvent]:
@@ -85,7 +83,7 @@ class FrontLink:
             front.last_heard = min(now, front.last_heard + lost)
             silent = now - front.last_heard
             if front.peer is not None and silent > self._timeout_seconds:
-                self._lose(front, f"nothing heard for {silent:.1f} s")
+                self._lose(front, f"nothing heard for {silent:.1f} s", now)
             elif front.peer is None and silent > _FORGET_SECONDS:
                 del self._fronts[front.front_id]
         return self._take_events()
@@ -134,7 +132,7 @@ class FrontLink:
             return
         front = self._by_peer.get(peer)
         if front is not None and front.front_id != message.front_id:
-            self._lose(front, "another front speaks from its connection")
+            self._lose(front, "another front speaks from its connection", now)
             front = None
         if message.protocol_version is not None:
             front = self._read_hello(peer, front, message, now)
@@ -150,12 +148,12 @@ class FrontLink:
     def _read_hello(self, peer: Peer, front: _Front | None, message: FrontMessage, now: float) -> _Front | None:
         if message.protocol_version != PROTOCOL_VERSION:
             reason = f"protocol version {message.protocol_version}; this scheduler speaks {PROTOCOL_VERSION}"
-            self._log.warning("front_refused", pid=message.pid, reason=reason)
+            self._comings.warning("front_refused", now, pid=message.pid, reason=reason)
             self._router.send(peer, codec.front_frame(self._session, refusal=reason))
             return None
         if front is None:
             front = self._attach(peer, message, now)
-            self._log.info("front_joined", front=f"{front.front_id:016x}", pid=front.pid)
+            self._comings.info("front_joined", now, front=f"{front.front_id:016x}", pid=front.pid)
         if self._service is not None:
             front.outbox.set_service(self._service)
         return front
@@ -164,7 +162,7 @@ class FrontLink:
         """A front that is new, or that was taken for dead."""
         front = self._fronts.get(message.front_id)
         if front is not None and front.peer is not None:
-            self._lose(front, "it speaks from another connection")
+            self._lose(front, "it speaks from another connection", now)
         if front is None:
             front = _Front(front_id=message.front_id, peer=peer, pid=message.pid, last_heard=now, last_sent=now)
             self._fronts[front.front_id] = front
@@ -179,12 +177,12 @@ class FrontLink:
             self._hints[peer] = now
             self._router.send(peer, codec.front_frame(self._session))
 
-    def _lose(self, front: _Front, reason: str) -> None:
+    def _lose(self, front: _Front, reason: str, now: float) -> None:
         if front.peer is None:
             return
         del self._by_peer[front.peer]
         front.peer = None
-        self._log.info("front_lost", front=f"{front.front_id:016x}", pid=front.pid, reason=reason)
+        self._comings.info("front_lost", now, front=f"{front.front_id:016x}", pid=front.pid, reason=reason)
         self._events.append(FrontLost(front_id=front.front_id, reason=reason))
 
     def _send(self, front: _Front, frame: bytes, now: float) -> bool:
@@ -196,6 +194,6 @@ class FrontLink:
             front.last_sent = now
             return True
         if sent is Sent.GONE:
-            self._lose(front, "its connection ended")
+            self._lose(front, "its connection ended", now)
         front.outbox.restore(frame)
         return False

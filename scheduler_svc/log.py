@@ -2,11 +2,14 @@
 
 import contextlib
 import sys
+from collections import deque
 from typing import TextIO, cast
 
 import structlog
 
 LEAST_SECONDS = 1.0
+MOST_COMINGS = 20
+"""Joins (and losses) logged a second: enough for all workers and fronts of a deployment to start at once."""
 
 
 def configure(log_format: str) -> None:
@@ -49,16 +52,27 @@ class _LossyFile:
 
 
 class SparseLog:
-    """Logs each kind of event at most once a second, with the number left out since."""
+    """Logs each kind of event at most ``most`` times a second, with the number left out since."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1) -> None:
         self._log = structlog.get_logger()
-        self._last: dict[str, float] = {}
+        self._most = most
+        self._recent: dict[str, deque[float]] = {}
         self._left_out: dict[str, int] = {}
 
+    def info(self, event: str, now: float, **ids: object) -> None:
+        self._write("info", event, now, ids)
+
     def warning(self, event: str, now: float, **ids: object) -> None:
-        if now - self._last.get(event, -LEAST_SECONDS) < LEAST_SECONDS:
+        self._write("warning", event, now, ids)
+
+    def _write(self, level: str, event: str, now: float, ids: dict[str, object]) -> None:
+        recent = self._recent.setdefault(event, deque(maxlen=self._most))
+        if len(recent) == self._most and now - recent[0] < LEAST_SECONDS:
             self._left_out[event] = self._left_out.get(event, 0) + 1
             return
-        self._last[event] = now
-        self._log.warning(event, left_out=self._left_out.pop(event, 0), **ids)
+        recent.append(now)
+        left_out = self._left_out.pop(event, 0)
+        if left_out:
+            ids = {**ids, "left_out": left_out}
+        getattr(self._log, level)(event, **ids)

@@ -15,15 +15,13 @@ from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
-import structlog
-
 from scheduler_svc import codec
 from scheduler_svc.codec import FrameError
 from scheduler_svc.core.types import BatchPlan, StepId, StepResult, WorkerCard, WorkerId
 from scheduler_svc.expected_rows import ExpectedRows
 from scheduler_svc.join_pace import JoinPace
 from scheduler_svc.liveness import OwnStalls, StepClock
-from scheduler_svc.log import SparseLog
+from scheduler_svc.log import MOST_COMINGS, SparseLog
 from scheduler_svc.messages import (
     PROTOCOL_VERSION,
     WorkerGoodbye,
@@ -112,8 +110,8 @@ class WorkerLink:
         self._pace = JoinPace()
         self._num_joined = 0
         self._events: list[LinkEvent] = []
-        self._log = structlog.get_logger()
         self._sparse = SparseLog()
+        self._comings = SparseLog(MOST_COMINGS)
 
     @property
     def model(self) -> WorkerHello | None:
@@ -139,7 +137,7 @@ class WorkerLink:
             self._resyncs.pop(peer, None)
             self._pace.forgive(peer)
             if peer in self._by_peer:
-                self._lose(self._by_peer[peer], "its connection ended")
+                self._lose(self._by_peer[peer], "its connection ended", now)
         return self._take_events(), num_frames
 
     def check(self, now: float) -> list[LinkEvent]:
@@ -181,20 +179,20 @@ class WorkerLink:
         """Whether plans wait for room in a worker's queue."""
         return any(worker.outgoing for worker in self._by_id.values())
 
-    def give_up(self, worker_id: WorkerId, reason: str) -> list[LinkEvent]:
+    def give_up(self, worker_id: WorkerId, reason: str, now: float) -> list[LinkEvent]:
         """Tells a worker to say hello again and forgets it."""
         worker = self._by_id.get(worker_id)
         if worker is not None:
-            self._resync_joined(worker, reason)
+            self._resync_joined(worker, reason, now)
         return self._take_events()
 
-    def refuse(self, worker_id: WorkerId, reason: str) -> None:
+    def refuse(self, worker_id: WorkerId, reason: str, now: float) -> None:
         """Tells a worker that has just joined to stop, and forgets it."""
         worker = self._by_id.get(worker_id)
         if worker is not None:
             self.num_faults += 1
             self._router.send(worker.peer, codec.refusal(self.session, worker.epoch, reason, retryable=False))
-            self._lose(worker, reason)
+            self._lose(worker, reason, now)
 
     def close(self, reason: str) -> None:
         for worker in self._by_id.values():
@@ -227,7 +225,7 @@ class WorkerLink:
         self._sparse.warning("worker_frame_dropped", now, peer=peer.hex(), num_bytes=size, reason=reason)
         if peer in self._by_peer:
             # It may have been a result: waiting for it would take its requests much longer than starting again.
-            self._resync_joined(self._by_peer[peer], f"a frame of {size} bytes was not understood")
+            self._resync_joined(self._by_peer[peer], f"a frame of {size} bytes was not understood", now)
 
     def _read_stale(self, peer: Peer, message: WorkerMessage, now: float) -> None:
         self.num_faults += 1
@@ -247,9 +245,9 @@ class WorkerLink:
             # A later plan is refused because one before it was lost; that says nothing of its content.
             was_due = message.step_id == worker.next_step_id
             refused = StepId(message.step_id) if was_due else None
-            self._lose(worker, f"it refused step {message.step_id}: {body.reason}", refused)
+            self._lose(worker, f"it refused step {message.step_id}: {body.reason}", now, refused)
         elif isinstance(body, WorkerGoodbye):
-            self._lose(worker, f"it left: {body.reason}")
+            self._lose(worker, f"it left: {body.reason}", now)
         elif isinstance(body, WorkerHeartbeat):
             self._read_progress(worker, message.step_id, body.last_received_step_id, now)
 
@@ -258,13 +256,13 @@ class WorkerLink:
         was lost. A worker that is idle receives at once: if it has not seen the plan for long, that was lost."""
         num_sent = len(worker.in_flight) - len(worker.outgoing)
         if max(done, received) >= worker.next_step_id + num_sent:
-            self._resync_joined(worker, f"it speaks of step {max(done, received)}, which was never sent")
+            self._resync_joined(worker, f"it speaks of step {max(done, received)}, which was never sent", now)
         elif num_sent:
             head = worker.in_flight[0]
             if done >= head.step_id and head.said_done:
-                self._resync_joined(worker, f"the result of step {head.step_id} was lost")
+                self._resync_joined(worker, f"the result of step {head.step_id} was lost", now)
             elif received < head.step_id and now - head.since > self._timeout_seconds:
-                self._resync_joined(worker, f"the plan of step {head.step_id} was lost")
+                self._resync_joined(worker, f"the plan of step {head.step_id} was lost", now)
             head.said_done = done >= head.step_id
 
     def _read_result(self, worker: _Worker, step_id: StepId, body: WorkerResult, now: float) -> None:
@@ -274,7 +272,7 @@ class WorkerLink:
             return
         fault = self._fault(worker, step_id, body)
         if fault:
-            self._resync_joined(worker, fault)
+            self._resync_joined(worker, fault, now)
             return
         done = worker.in_flight.popleft()
         worker.next_step_id = step_id + 1
@@ -318,7 +316,7 @@ class WorkerLink:
             self._read_hello_again(worker, now)
             return
         if worker is not None:
-            self._lose(worker, "it said hello again")
+            self._lose(worker, "it said hello again", now)
         wait_seconds = self._pace.wait(peer, now)
         if wait_seconds > 0:
             self._sparse.warning(
@@ -328,7 +326,7 @@ class WorkerLink:
         refusal = self._refusal(hello, message.epoch)
         if refusal:
             self.num_faults += 1
-            self._log.warning("worker_refused", device=hello.device, pid=hello.pid, reason=refusal)
+            self._comings.warning("worker_refused", now, device=hello.device, pid=hello.pid, reason=refusal)
             self._router.send(peer, codec.refusal(self.session, message.epoch, refusal, retryable=False))
             return
         self._welcome(peer, message.epoch, hello, now)
@@ -338,7 +336,7 @@ class WorkerLink:
         if worker.confirmed:
             return
         if worker.in_flight:
-            self._resync_joined(worker, "the welcome was lost")
+            self._resync_joined(worker, "the welcome was lost", now)
         else:
             self._send(worker, self._welcome_frame(worker), now)
 
@@ -381,7 +379,9 @@ class WorkerLink:
             max_model_len=hello.max_model_len,
             first_step_id=FIRST_STEP_ID,
         )
-        self._log.info("worker_joined", worker_id=worker_id, device=hello.device, pid=hello.pid, pages=hello.num_pages)
+        self._comings.info(
+            "worker_joined", now, worker_id=worker_id, device=hello.device, pid=hello.pid, pages=hello.num_pages
+        )
         self._events.append(Joined(card=card, hello=hello))
         self._send(worker, self._welcome_frame(worker), now)
 
@@ -391,22 +391,22 @@ class WorkerLink:
 
     def _judge(self, worker: _Worker, now: float) -> None:
         if now - worker.last_heard > self._timeout_seconds:
-            self._resync_joined(worker, f"nothing heard for {now - worker.last_heard:.1f} s")
+            self._resync_joined(worker, f"nothing heard for {now - worker.last_heard:.1f} s", now)
         elif worker.in_flight and not worker.outgoing:
             head = worker.in_flight[0]
             if now - head.since > worker.steps.allowed(head.num_tokens):
-                self._resync_joined(worker, f"step {head.step_id} takes longer than {now - head.since:.1f} s")
+                self._resync_joined(worker, f"step {head.step_id} takes longer than {now - head.since:.1f} s", now)
 
-    def _resync_joined(self, worker: _Worker, reason: str) -> None:
+    def _resync_joined(self, worker: _Worker, reason: str, now: float) -> None:
         self.num_faults += 1
         self._router.send(worker.peer, codec.resync(self.session, worker.epoch, reason))
-        self._lose(worker, reason)
+        self._lose(worker, reason, now)
 
-    def _lose(self, worker: _Worker, reason: str, refused_step_id: StepId | None = None) -> None:
+    def _lose(self, worker: _Worker, reason: str, now: float, refused_step_id: StepId | None = None) -> None:
         if self._by_id.pop(worker.worker_id, None) is None:
             return
         del self._by_peer[worker.peer]
-        self._log.warning("worker_lost", worker_id=worker.worker_id, pid=worker.hello.pid, reason=reason)
+        self._comings.warning("worker_lost", now, worker_id=worker.worker_id, pid=worker.hello.pid, reason=reason)
         self._events.append(Lost(worker_id=worker.worker_id, reason=reason, refused_step_id=refused_step_id))
 
     # Sending.
@@ -422,7 +422,7 @@ class WorkerLink:
         if sent is Sent.SENT:
             worker.last_sent = now
         elif sent is Sent.GONE:
-            self._lose(worker, "its connection ended")
+            self._lose(worker, "its connection ended", now)
         return sent
 
 

@@ -50,3 +50,16 @@ def test_events_arrive(monkeypatch: pytest.MonkeyPatch, configure: Callable[[str
         configure("json")
         structlog.get_logger().info("something", number=7)
     assert '"number": 7' in path.read_text()
+
+
+def test_a_flood_of_events_is_thinned_by_kind() -> None:
+    log = scheduler_svc.log.SparseLog(3)
+    with structlog.testing.capture_logs() as written:
+        for number in range(100):
+            log.info("came", 5 + number / 50, number=number)
+            log.warning("went", 5 + number / 50, number=number)
+    came = [each for each in written if each["event"] == "came"]
+    assert [each["number"] for each in came] == [0, 1, 2, 50, 51, 52]
+    assert [each.get("left_out") for each in came] == [None, None, None, 47, None, None]
+    assert {each["log_level"] for each in came} == {"info"}
+    assert len(written) == 2 * len(came)
