@@ -8,9 +8,9 @@ import signal
 import sys
 from typing import NoReturn
 
-# Read by OpenMP when torch is loaded: idle threads soon sleep instead of spinning on a core that a neighbour needs. They
-# spin for as long as the main thread takes from one parallel loop to the next, some 100 us: waking them up for each of a
-# step's 200 loops costs more (one stream of SmolLM2 on two cores: 35 ms a token without, 22 with).
+# Read by OpenMP when torch is loaded: idle threads soon sleep instead of spinning on a core that a neighbour needs.
+# They spin for as long as the main thread takes from one parallel loop to the next, some 100 us: waking them for each
+# of a step's 200 loops costs more (one stream of SmolLM2 on two cores: 35 ms a token without, 22 with).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

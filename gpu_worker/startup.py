@@ -61,6 +61,8 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     kernels_name = pick_kernels(config.kernels, device)
     _check_head_dim(kernels_name, checkpoint.config.head_dim)
     kernels = load_kernels(kernels_name)
+    if kernels.name == "cpu":
+        warn("there is no C compiler (cc): the CPU kernels are slower than they could be")
     try:
         model = LlamaModel(checkpoint.config, kernels, max_model_len=max_model_len, dtype=dtype, device=device)
     except (RuntimeError, MemoryError) as error:
@@ -83,8 +85,8 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     warm_up(runner)
     return Parts(
         runner=runner,
-        card=_worker_card(card, limits, device, kernels_name),
-        summary=_summary(card, model, limits, device, kernels_name, threads),
+        card=_worker_card(card, limits, device, kernels.name),
+        summary=_summary(card, model, limits, device, kernels.name, threads),
     )
 
 
@@ -179,7 +181,8 @@ def _summary(
         ("model", f"{card.name} ({card.architecture})"),
         (
             "device",
-            f"{describe_device(device)}, {kernels} kernels" + (f", {threads} threads" if device.type == "cpu" else ""),
+            f"{describe_device(device)}, {kernels} kernels"
+            + (f", {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else ""),
         ),
         (
             "dtype",
