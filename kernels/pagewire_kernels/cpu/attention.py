@@ -25,9 +25,22 @@ def attend(
         out.zero_()
     for group in plan.groups:
         out[group.tokens] = _attend_group(grouped[group.tokens], rows, group, plan, scale, scratch)
-    for chunk in plan.chunks(num_heads // plan.num_kv_heads):
-        _attend_chunk(grouped, rows, chunk, plan, scale, scratch, out)
+    attend_chunks(grouped, rows, plan, scale, scratch, out)
     return out.view(num_tokens, num_heads, head_dim)
+
+
+def attend_chunks(
+    grouped: torch.Tensor,
+    rows: torch.Tensor,
+    plan: StepPlan,
+    scale: float,
+    scratch: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Writes the chunks' rows of out. grouped and out [T, num_kv_heads, group, D], rows the pages as rows of
+    page_size * D."""
+    for chunk in plan.chunks(grouped.shape[2]):
+        _attend_chunk(grouped, rows, chunk, plan, scale, scratch, out)
 
 
 def _gathered(rows: torch.Tensor, gather_rows: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:

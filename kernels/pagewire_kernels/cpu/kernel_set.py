@@ -70,12 +70,15 @@ class CpuKernels:
         self, q: torch.Tensor, kv_pages: torch.Tensor, batch: AttentionBatch, scale: float
     ) -> torch.Tensor:
         plan = self._plan_of(batch, kv_pages)
-        if self._scratch.dtype != kv_pages.dtype or self._scratch.numel() < plan.scratch_elements:
-            self._scratch = torch.empty(plan.scratch_elements, dtype=kv_pages.dtype)
-        return attend(q, kv_pages, plan, scale, self._scratch)
+        return attend(q, kv_pages, plan, scale, self._scratch_of(plan.scratch, kv_pages.dtype))
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
         return sample(logits, batch)
+
+    def _scratch_of(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+        if self._scratch.dtype != dtype or self._scratch.numel() < num_elements:
+            self._scratch = torch.empty(num_elements, dtype=dtype)
+        return self._scratch
 
     def _plan_of(self, batch: AttentionBatch, kv_pages: torch.Tensor) -> StepPlan:
         plan = self._plan

@@ -16,6 +16,7 @@ zeroed after the gather (``unwritten``) and masked; a chunk's are cut off.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -86,15 +87,30 @@ class StepPlan:
         self._query_starts: list[int] = batch.query_starts.tolist()
         self._head_rows = torch.arange(2 * self.num_kv_heads).view(2, 1, self.num_kv_heads, 1)
         self.written_tokens, self.write_rows = self._writes()
-        self.groups = [
+        self._chunks: list[Chunk] | None = None
+
+    @cached_property
+    def groups(self) -> list[DecodeGroup]:
+        """The sequences with one query."""
+        return [
             self._decode_group(members, num_shared)
             for sharers, num_shared in self._sharers()
             for members in self._cut(sharers, num_shared)
         ]
-        self._chunks: list[Chunk] | None = None
-        pages = [group.num_shared_pages + group.num_sequences * group.num_pages for group in self.groups]
-        pages += [self._pages_of(sequence) for sequence in self._chunk_sequences()]
-        self.scratch_elements = max(pages, default=0) * 2 * self.num_kv_heads * self.page_size * self.head_dim
+
+    @cached_property
+    def chunk_scratch(self) -> int:
+        """Elements of scratch that the chunks need."""
+        return self._elements(max((self._pages_of(sequence) for sequence in self._chunk_sequences()), default=0))
+
+    @cached_property
+    def scratch(self) -> int:
+        """Elements of scratch that groups and chunks need."""
+        pages = (group.num_shared_pages + group.num_sequences * group.num_pages for group in self.groups)
+        return max(self._elements(max(pages, default=0)), self.chunk_scratch)
+
+    def _elements(self, num_pages: int) -> int:
+        return num_pages * 2 * self.num_kv_heads * self.page_size * self.head_dim
 
     def angles(self, batch: AttentionBatch, cos_sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 cosines and signed sines [T, 1, head_dim], so that ``x * cos + roll(x) * sin`` rotates both

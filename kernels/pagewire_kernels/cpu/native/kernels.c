@@ -47,7 +47,30 @@ static inline float exp_of(float x) {
     return x < -87.0f ? 0.0f : y * power;
 }
 
-enum { TILE = 32, MAX_ROWS = 64, MAX_DIM = 256, FEW_ROWS = 12 };
+enum { TILE = 32, MAX_ROWS = 64, MAX_DIM = 256, FEW_ROWS = 12, LANES = 16 };
+
+typedef float lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+
+/* out[dim] = out * shrink + the sum over t < count of weights[t] * values[t][dim]. Where dim is a known multiple of the
+   lanes the sums stay in registers. */
+static inline __attribute__((always_inline)) void add_weighted(
+    float *restrict out, float shrink, const float *restrict weights, const float *restrict values, int count, int dim) {
+    if (dim % LANES || dim > 128) {
+        for (int d = 0; d < dim; d++) out[d] *= shrink;
+        for (int t = 0; t < count; t++)
+            for (int d = 0; d < dim; d++) out[d] += weights[t] * values[t * dim + d];
+        return;
+    }
+    lanes sums[128 / LANES];
+#pragma GCC unroll 8
+    for (int c = 0; c < dim / LANES; c++) sums[c] = *(const lanes *)(out + c * LANES) * shrink;
+    for (int t = 0; t < count; t++) {
+#pragma GCC unroll 8
+        for (int c = 0; c < dim / LANES; c++) sums[c] += weights[t] * *(const lanes *)(values + t * dim + c * LANES);
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < dim / LANES; c++) *(lanes *)(out + c * LANES) = sums[c];
+}
 
 #define T float
 #define LOAD from_float
