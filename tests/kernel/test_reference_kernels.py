@@ -48,9 +48,15 @@ def test_philox_gives_the_published_words(
 
 
 def test_kernel_sets_load_by_name() -> None:
-    assert [load_kernels(name).name for name in ("triton", "cpu", "reference")] == ["triton", "cpu", "reference"]
+    assert [load_kernels(name).name for name in ("triton", "reference")] == ["triton", "reference"]
+    assert load_kernels("cpu").name in ("cpu", "cpu-native")
     with pytest.raises(ValueError, match="no kernel set 'cuda'"):
         load_kernels("cuda")
+
+
+def test_without_a_compiler_the_cpu_set_is_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert load_kernels("cpu").name == "cpu"
 
 
 def test_philox_equals_plain_python_on_random_counters() -> None:
