@@ -59,10 +59,14 @@ class Application:
             self._break(request, EndReason.STEP_FAILED)
 
     def end_nan_rows(self, result: StepResult) -> None:
-        """Requests whose logits held NaN end, their neighbours go on."""
+        """Requests whose logits held NaN end, their neighbours go on. What one wrote that had ended meanwhile is not
+        to be named either."""
         for row, status in zip(result.rows, result.statuses, strict=True):
             lane = self._record.sampling(row) if status else None
-            if lane is not None and lane[0].accepts_tokens:
+            if lane is None:
+                continue
+            lane[0].broken = True
+            if lane[0].accepts_tokens:
                 self._break(lane[0], EndReason.NAN)
 
     def take_tokens(self, result: StepResult) -> None:
@@ -137,9 +141,10 @@ class Application:
                 self._break(lane[0], EndReason.STEP_FAILED)
 
     def _break(self, request: Request, reason: EndReason) -> None:
-        """Ends a request whose pages cannot be trusted; one that is at its end already keeps its ending."""
+        """Ends a request whose pages cannot be trusted; one that is at its end already keeps its ending, but what steps
+        still in flight add to such a page is not to be named either."""
+        request.broken = True
         if request.state is not State.ENDED and request.state is not State.HELD:
-            request.broken = True
             self.events.append(self._registry.end(request, reason, self._now))
 
 

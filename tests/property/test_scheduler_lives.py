@@ -31,6 +31,11 @@ def test_random_lives() -> None:
     assert min(preempted, cached, wasted) > 100, "these lives are too quiet to show anything"
 
 
+def test_a_life_whose_step_failed_after_a_request_of_it_had_ended() -> None:
+    """The next step in flight filled the page that the failed one had begun; it must not be named."""
+    live(18235, 150)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("block", range(20))
 def test_many_random_lives(block: int) -> None:
