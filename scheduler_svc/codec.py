@@ -16,9 +16,20 @@ from pagewire.v1 import admin_pb2, generation_pb2
 
 from scheduler_svc import columns
 from scheduler_svc.columns import ColumnError, read_hashes, read_ints
-from scheduler_svc.core.types import BatchPlan, Counts, Ended, EndReason, NewRow, PageHash, SamplingParams, WorkerId
+from scheduler_svc.core.types import (
+    Admitted,
+    BatchPlan,
+    Counts,
+    Ended,
+    EndReason,
+    NewRow,
+    PageHash,
+    Preempted,
+    PrefillProgress,
+    SamplingParams,
+    WorkerId,
+)
 from scheduler_svc.messages import (
-    MAX_OUTPUTS,
     Code,
     FrontCancel,
     FrontMessage,
@@ -37,6 +48,7 @@ from scheduler_svc.messages import (
     WorkerRefusal,
     WorkerResult,
 )
+from scheduler_svc.output_key import MAX_FRONT_KEY, MAX_OUTPUTS
 
 FrontEvent = Any
 """A RequestEvent message, made here and sent from here."""
@@ -270,6 +282,8 @@ def _submission(submit: Any) -> Submission | InvalidSubmission:
         stop_token_ids = read_ints(submit.stop_token_ids, "stop_token_ids")
     except ColumnError as error:
         return invalid("prompt", str(error))
+    if submit.key > MAX_FRONT_KEY:
+        return invalid("key", f"must be at most {MAX_FRONT_KEY}")
     if not 1 <= submit.n <= MAX_OUTPUTS:
         return invalid("output.n", f"must be in 1..{MAX_OUTPUTS}, is {submit.n}")
     if not submit.max_tokens:
@@ -321,25 +335,19 @@ def front_frame(
     session: int,
     *,
     service: Service | None = None,
-    tokens: "Mapping[tuple[int, int], array[int]] | None" = None,
+    keys: "array[int] | None" = None,
+    token_ids: "array[int] | None" = None,
     events: Iterable[FrontEvent] = (),
     replies: Iterable[Any] = (),
     refusal: str | None = None,
 ) -> bytes:
-    """One frame; ``tokens`` are new ones by key and output index. A frame of nothing at all is a heartbeat."""
+    """One frame; ``keys`` name the output of each new token. A frame of nothing at all is a heartbeat."""
     frame = front_pb2.SchedulerToFrontFrame(session=session, events=events, replies=replies, refusal=refusal)
     if service is not None:
         frame.service.CopyFrom(_service(service))
-    if tokens:
-        frame.tokens.CopyFrom(
-            front_pb2.Tokens(
-                keys=columns.longs([key for key, _ in tokens]),
-                indices=columns.ints([index for _, index in tokens]),
-                counts=columns.ints([len(column) for column in tokens.values()]),
-                token_ids=b"".join([columns.ints(column) for column in tokens.values()]),
-            )
-        )
-    frame.heartbeat = service is None and not tokens and not frame.events and not frame.replies and refusal is None
+    if keys and token_ids:
+        frame.tokens.keys, frame.tokens.token_ids = columns.longs(keys), columns.ints(token_ids)
+    frame.heartbeat = service is None and not keys and not frame.events and not frame.replies and refusal is None
     return bytes(frame.SerializeToString())
 
 
@@ -379,6 +387,14 @@ def prefill(key: int, computed_tokens: int, total_tokens: int) -> FrontEvent:
 
 def preempted(key: int, reason: str) -> FrontEvent:
     return front_pb2.RequestEvent(key=key, preempted=front_pb2.PreemptedEvent(reason=reason))
+
+
+def progress(key: int, event: Admitted | PrefillProgress | Preempted) -> FrontEvent:
+    if isinstance(event, Admitted):
+        return admitted(key, event.num_cached_tokens, event.worker_id)
+    if isinstance(event, Preempted):
+        return preempted(key, event.reason)
+    return prefill(key, event.num_computed_tokens, event.num_prompt_tokens)
 
 
 def held(key: int, index: int, num_output_tokens: int) -> FrontEvent:

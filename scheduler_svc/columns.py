@@ -44,13 +44,30 @@ def read_ints(content: bytes, name: str) -> "array[int]":
 
     Raises: ColumnError: ``name`` holds no whole number of values.
     """
-    if len(content) % WIDTHS[INT]:
-        raise ColumnError(f"{name}: {len(content)} bytes are no whole number of int32 values")
-    column = array(INT)
+    return _read(INT, content, name)
+
+
+def read_longs(content: bytes, name: str) -> "array[int]":
+    """The uint64 values of a column.
+
+    Raises: ColumnError: ``name`` holds no whole number of values.
+    """
+    return _read(LONG, content, name)
+
+
+def _read(typecode: str, content: bytes, name: str) -> "array[int]":
+    if len(content) % WIDTHS[typecode]:
+        raise ColumnError(f"{name}: {len(content)} bytes are no whole number of values of {WIDTHS[typecode]} bytes")
+    column = array(typecode)
     column.frombytes(content)
     if FOREIGN_ORDER:
         column.byteswap()
     return column
+
+
+def ids_are_below(token_ids: "array[int]", limit: int) -> bool:
+    """Whether all ids are in 0..limit-1. One pass: as unsigned numbers negative ones are large."""
+    return not token_ids or max(memoryview(token_ids).cast("B").cast("I")) < limit
 
 
 def read_hashes(content: bytes, name: str) -> list[bytes]:

@@ -4,6 +4,8 @@ What a result may hold is thereby known before it comes. Nothing here depends on
 """
 
 from array import array
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 from scheduler_svc.core.types import BatchPlan
 
@@ -19,16 +21,16 @@ class ExpectedRows:
         self._remaining: dict[int, int] = {}
         """Row -> known tokens not computed yet."""
         self._decoding: set[int] = set()
-        self._sorted: array[int] | None = None
-        """The decoding rows in ascending order, until they change."""
+        self._sorted: array[int] = array("i")
+        """The decoding rows in ascending order; what was given out is never changed."""
 
     def apply(self, plan: BatchPlan) -> "array[int]":
         """Rows that sample in the step, as worker.proto orders them. O(changes) while the decoding rows stay the same.
 
         Raises: PlanError.
         """
-        for row in plan.releases:
-            self._release(row)
+        released = [row for row in plan.releases if self._remaining.pop(row, None) is None]
+        self._change(leave=released, enter=())
         for new_row in plan.new_rows:
             if new_row.row in self._remaining or new_row.row in self._decoding:
                 raise PlanError(f"row {new_row.row} begins twice")
@@ -46,21 +48,24 @@ class ExpectedRows:
             )
         if not sampling:
             return decoding
-        expected = sampling + decoding
-        self._decoding.update(sampling)
-        self._sorted = None
-        return expected
+        self._change(leave=(), enter=sampling)
+        return sampling + decoding
 
-    def _release(self, row: int) -> None:
-        if row in self._decoding:
+    def _change(self, leave: Sequence[int], enter: Sequence[int]) -> None:
+        """Other rows decode from now on."""
+        if not (leave or enter):
+            return
+        rows = self._sorted = self._sorted[:]
+        for row in leave:
+            if row not in self._decoding:
+                raise PlanError(f"row {row} is released but not there")
             self._decoding.remove(row)
-            self._sorted = None
-        elif self._remaining.pop(row, None) is None:
-            raise PlanError(f"row {row} is released but not there")
+            del rows[bisect_left(rows, row)]
+        for row in enter:
+            self._decoding.add(row)
+            insort(rows, row)
 
     def _decoding_now(self, plan: BatchPlan) -> "array[int]":
-        if self._sorted is None:
-            self._sorted = array("i", sorted(self._decoding))
         if not plan.idle_rows:
             return self._sorted
         idle = set(plan.idle_rows)

@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 
 from scheduler_svc import codec
+from scheduler_svc.columns import ids_are_below
 from scheduler_svc.core.errors import InvariantViolation, RejectCode, RequestRejected
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import (
@@ -28,7 +29,8 @@ from scheduler_svc.core.types import (
 )
 from scheduler_svc.drain_rate import DrainRate
 from scheduler_svc.front_link import FrontLink
-from scheduler_svc.messages import Code, FrontMessage, InvalidSubmission, Submission
+from scheduler_svc.messages import Code, FrontMessage, InvalidSubmission, RequestSummary, Submission
+from scheduler_svc.output_key import by_front
 from scheduler_svc.requests import DuplicateRequest, EndedRequests, Output, Request, Requests
 
 _REJECTIONS = {
@@ -99,6 +101,13 @@ class FrontDesk:
         """Outputs that run on a worker."""
         return [o for request in self.requests for o in request.outputs if o.running and o.worker_id == worker_id]
 
+    def summary(self, request: Request) -> RequestSummary:
+        """Usage and times of a live request so far."""
+        for output in request.outputs:
+            if output.ended is None:
+                output.num_tokens = self._core.num_output_tokens(output.key)
+        return request.summary()
+
     def _output(self, front_id: int, front_key: int, index: int) -> Output | None:
         request = self.requests.by_front_key(front_id, front_key)
         if request is None or index >= len(request.outputs) or request.outputs[index].ended is not None:
@@ -130,16 +139,12 @@ class FrontDesk:
         if self.draining:
             self._reject(front_id, submission.key, Code.UNAVAILABLE, "DRAINING", "the server is draining")
             return
-        if (
-            self.vocab_size
-            and submission.prompt
-            and not 0 <= min(submission.prompt) <= max(submission.prompt) < self.vocab_size
-        ):
+        if self.vocab_size and not ids_are_below(submission.prompt, self.vocab_size):
             message = f"a token id is not in 0..{self.vocab_size - 1}"
             self._reject(front_id, submission.key, Code.INVALID_ARGUMENT, "INVALID_FIELD", message, "prompt")
             return
         try:
-            request = self.requests.add(front_id, submission)
+            request = self.requests.add(front_id, self._link.number_of(front_id), submission)
         except DuplicateRequest:
             message = "a live request has this request_id"
             self._reject(front_id, submission.key, Code.ALREADY_EXISTS, "REQUEST_EXISTS", message, "request_id")
@@ -206,23 +211,18 @@ class FrontDesk:
 
     def _abandon(self, request: Request, now: float) -> None:
         """Ends a request without waiting for the core, which failed on it."""
+        summary = self.summary(request)
         for output in request.outputs:
             self._give_back(output, now)
-        box = self._link.outbox(request.front_id)
-        box.add_event(codec.request_failed(request.front_key, request.summary()))
+        self._link.outbox(request.front_id).add_event(codec.request_failed(request.front_key, summary))
         self.requests.remove(request)
 
     # From the core.
 
     def deliver_tokens(self, committed: Committed) -> None:
-        requests, link = self.requests, self._link
-        for key, token_id in zip(committed.keys, committed.token_ids, strict=True):
-            output = requests.output(key)
-            if output is not None:
-                output.num_tokens += 1
-                output.num_refused_plans = 0
-                request = output.request
-                link.outbox(request.front_id).add_token(request.front_key, output.index, token_id)
+        if committed.keys:
+            for number, keys, token_ids in by_front(committed.keys, committed.token_ids):
+                self._link.outbox_of(number).add_tokens(keys, token_ids)
 
     def deliver(self, events: Iterable[Event], now: float) -> None:
         for event in events:
@@ -243,16 +243,15 @@ class FrontDesk:
             output.running, output.worker_id = True, event.worker_id
             if not event.resumed:
                 output.num_cached_tokens = event.num_cached_tokens
-            kind, message = "admitted", codec.admitted(key, event.num_cached_tokens, event.worker_id)
+            kind = "admitted"
         elif isinstance(event, Preempted):
             output.running = False
-            kind, message = "preempted", codec.preempted(key, event.reason)
+            kind = "preempted"
         else:
             output.num_refused_plans = 0
-            message = codec.prefill(key, event.num_computed_tokens, event.num_prompt_tokens)
             kind = "prefill"
         if request.progress_events:
-            self._link.outbox(request.front_id).add_progress(key, kind, message)
+            self._link.outbox(request.front_id).add_progress(key, kind, codec.progress(key, event))
 
     def _end(self, output: Output, ended: Ended, now: float) -> None:
         request, key = output.request, output.request.front_key

@@ -13,6 +13,7 @@ from scheduler_svc.liveness import OwnStalls
 from scheduler_svc.log import MOST_COMINGS, SparseLog
 from scheduler_svc.messages import PROTOCOL_VERSION, FrontMessage, Service
 from scheduler_svc.outbox import Outbox
+from scheduler_svc.output_key import MAX_FRONTS
 from scheduler_svc.router import Peer, Router, Sent
 
 _FORGET_SECONDS = 30.0
@@ -36,6 +37,8 @@ FrontLinkEvent = FrontSaid | FrontLost
 @dataclass(slots=True, kw_only=True)
 class _Front:
     front_id: int
+    number: int
+    """What its outputs' keys begin with, see output_key."""
     peer: Peer | None
     pid: int
     last_heard: float
@@ -57,6 +60,7 @@ class FrontLink:
         self._stalls = OwnStalls(now)
         self._fronts: dict[int, _Front] = {}
         self._by_peer: dict[Peer, _Front] = {}
+        self._by_number: dict[int, _Front] = {}
         self._hints: dict[Peer, float] = {}
         self._service: Service | None = None
         self._events: list[FrontLinkEvent] = []
@@ -85,13 +89,22 @@ class FrontLink:
             if front.peer is not None and silent > self._timeout_seconds:
                 self._lose(front, f"nothing heard for {silent:.1f} s", now)
             elif front.peer is None and silent > _FORGET_SECONDS:
-                del self._fronts[front.front_id]
+                del self._fronts[front.front_id], self._by_number[front.number]
         return self._take_events()
 
     def outbox(self, front_id: int) -> Outbox:
         """What waits for a front; of one that is forgotten, a box that nobody empties."""
         front = self._fronts.get(front_id)
         return Outbox() if front is None else front.outbox
+
+    def outbox_of(self, number: int) -> Outbox:
+        """The same by the front's number."""
+        front = self._by_number.get(number)
+        return Outbox() if front is None else front.outbox
+
+    def number_of(self, front_id: int) -> int:
+        """What the keys of this front's outputs begin with."""
+        return self._fronts[front_id].number
 
     def set_service(self, service: Service) -> None:
         """Tells all fronts if it changed."""
@@ -139,7 +152,7 @@ class FrontLink:
         elif message.session != self._session:
             self._read_stale(peer, now)
             return
-        elif front is None:
+        elif front is None and self._has_room(message):
             front = self._attach(peer, message, now)
         if front is not None:
             front.last_heard = now
@@ -152,11 +165,18 @@ class FrontLink:
             self._router.send(peer, codec.front_frame(self._session, refusal=reason))
             return None
         if front is None:
+            if not self._has_room(message):
+                reason = f"{MAX_FRONTS} fronts are here already"
+                self._router.send(peer, codec.front_frame(self._session, refusal=reason))
+                return None
             front = self._attach(peer, message, now)
             self._comings.info("front_joined", now, front=f"{front.front_id:016x}", pid=front.pid)
         if self._service is not None:
             front.outbox.set_service(self._service)
         return front
+
+    def _has_room(self, message: FrontMessage) -> bool:
+        return message.front_id in self._fronts or len(self._fronts) < MAX_FRONTS
 
     def _attach(self, peer: Peer, message: FrontMessage, now: float) -> _Front:
         """A front that is new, or that was taken for dead."""
@@ -164,8 +184,11 @@ class FrontLink:
         if front is not None and front.peer is not None:
             self._lose(front, "it speaks from another connection", now)
         if front is None:
-            front = _Front(front_id=message.front_id, peer=peer, pid=message.pid, last_heard=now, last_sent=now)
-            self._fronts[front.front_id] = front
+            number = next(number for number in range(MAX_FRONTS) if number not in self._by_number)
+            front = _Front(
+                front_id=message.front_id, number=number, peer=peer, pid=message.pid, last_heard=now, last_sent=now
+            )
+            self._fronts[front.front_id] = self._by_number[number] = front
         front.peer = peer
         self._by_peer[peer] = front
         return front

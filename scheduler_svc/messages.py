@@ -11,7 +11,6 @@ from enum import IntEnum
 from scheduler_svc.core.types import EndReason, PageHash, SamplingParams
 
 PROTOCOL_VERSION = 1
-MAX_OUTPUTS = 1024
 """Outputs of one request at most."""
 
 

@@ -1,10 +1,12 @@
-"""What waits to be sent to one front: new tokens merged by output, then events.
+"""What waits to be sent to one front: new tokens as two columns, then events.
 
-A front that does not read costs memory for its requests' token ids and endings, never more: nothing is queued by step,
-and of progress only the newest of each kind is kept. Order kept: for each output its tokens, then its events.
+A front that does not read costs twelve bytes for each of its requests' tokens, and their endings, never more: nothing
+is queued by step, and of progress only the newest of each kind is kept. Order kept: for each output its tokens, then
+its events.
 """
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from scheduler_svc import codec
@@ -18,7 +20,8 @@ class Outbox:
     """``take`` builds frames; what was taken is given back with ``restore`` when it could not be sent."""
 
     def __init__(self) -> None:
-        self._tokens: dict[tuple[int, int], array[int]] = {}
+        self._keys: array[int] = array("Q")
+        self._token_ids: array[int] = array("i")
         self._events: list[FrontEvent] = []
         self._progress: dict[tuple[int, str], FrontEvent] = {}
         self._replies: list[Any] = []
@@ -28,19 +31,17 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(
             self._unsent is not None
-            or self._tokens
+            or self._keys
             or self._events
             or self._progress
             or self._replies
             or self._service is not None
         )
 
-    def add_token(self, key: int, index: int, token_id: int) -> None:
-        tokens = self._tokens.get((key, index))
-        if tokens is None:
-            self._tokens[key, index] = array("i", (token_id,))
-        else:
-            tokens.append(token_id)
+    def add_tokens(self, keys: Sequence[int], token_ids: "array[int]") -> None:
+        """Tokens, each with the key of its output."""
+        self._keys.extend(keys)
+        self._token_ids.extend(token_ids)
 
     def add_event(self, event: FrontEvent) -> None:
         self._events.append(event)
@@ -60,13 +61,15 @@ class Outbox:
         if self._unsent is not None:
             frame, self._unsent = self._unsent, None
             return frame
-        tokens = self._take_tokens()
-        if self._tokens:
-            return codec.front_frame(session, tokens=tokens)
+        keys, token_ids = self._keys[:MAX_FRAME_TOKENS], self._token_ids[:MAX_FRAME_TOKENS]
+        del self._keys[:MAX_FRAME_TOKENS], self._token_ids[:MAX_FRAME_TOKENS]
+        if self._keys:
+            return codec.front_frame(session, keys=keys, token_ids=token_ids)
         frame = codec.front_frame(
             session,
             service=self._service,
-            tokens=tokens,
+            keys=keys,
+            token_ids=token_ids,
             events=[*self._progress.values(), *self._events],
             replies=self._replies,
         )
@@ -79,12 +82,3 @@ class Outbox:
     def restore(self, frame: bytes) -> None:
         """Keeps a frame that could not be sent; it is the next to go."""
         self._unsent = frame
-
-    def _take_tokens(self) -> "dict[tuple[int, int], array[int]]":
-        taken: dict[tuple[int, int], array[int]] = {}
-        num_tokens = 0
-        while self._tokens and num_tokens < MAX_FRAME_TOKENS:
-            name = next(iter(self._tokens))
-            taken[name] = self._tokens.pop(name)
-            num_tokens += len(taken[name])
-        return taken

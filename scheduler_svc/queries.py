@@ -60,7 +60,9 @@ class Queries:
     def _get(self, query: Query, now: float) -> bytes:
         request = self._desk.requests.by_id(query.tenant, query.request_id)
         if request is not None:
-            return codec.request_response(request.request_id, request.state, request.summary(), request.endings())
+            return codec.request_response(
+                request.request_id, request.state, self._desk.summary(request), request.endings()
+            )
         answer = self._desk.ended.get(query.tenant, query.request_id, now)
         if answer is None:
             raise QueryFailed(Code.NOT_FOUND, "there is no such request")

@@ -4,13 +4,13 @@ A request is n requests of the core. It ends once, with the end of its last outp
 while. Ids belong to a tenant: the same id of two tenants names two requests.
 """
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.types import Ended, EndReason, RequestKey
 from scheduler_svc.messages import RequestSummary, Submission
+from scheduler_svc.output_key import output_key
 
 KEEP_SECONDS = 600.0
 KEEP_REQUESTS = 10_000
@@ -34,6 +34,7 @@ class Output:
     index: int
     request: "Request"
     num_tokens: int = 0
+    """As the core counted them last."""
     running: bool = False
     worker_id: str = ""
     num_cached_tokens: int = 0
@@ -117,7 +118,6 @@ class Requests:
     """All live requests."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
         self._outputs: dict[RequestKey, Output] = {}
         self._by_front: dict[int, dict[int, Request]] = {}
         self._by_id: dict[tuple[str, str], Request] = {}
@@ -129,7 +129,7 @@ class Requests:
         for requests in self._by_front.values():
             yield from requests.values()
 
-    def add(self, front_id: int, submission: Submission) -> Request:
+    def add(self, front_id: int, front_number: int, submission: Submission) -> Request:
         """Gives a new request its outputs and their keys.
 
         Raises: DuplicateRequest.
@@ -146,7 +146,7 @@ class Requests:
             progress_events=submission.progress_events,
         )
         for index in range(submission.n):
-            output = Output(key=RequestKey(next(self._numbers)), index=index, request=request)
+            output = Output(key=output_key(front_number, submission.key, index), index=index, request=request)
             request.outputs.append(output)
             self._outputs[output.key] = output
         self._by_front.setdefault(front_id, {})[submission.key] = request

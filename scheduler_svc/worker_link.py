@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc import codec
 from scheduler_svc.codec import FrameError
+from scheduler_svc.columns import ids_are_below
 from scheduler_svc.core.types import BatchPlan, StepId, StepResult, WorkerCard, WorkerId
 from scheduler_svc.expected_rows import ExpectedRows
 from scheduler_svc.join_pace import JoinPace
@@ -303,7 +304,7 @@ class WorkerLink:
             return f"the rows of step {step_id} are not those that were planned"
         if body.statuses and max(body.statuses) > _LAST_STATUS:
             return f"a status of step {step_id} has no meaning"
-        if not _ids_exist(body, worker.hello.vocab_size):
+        if not ids_exist(body, worker.hello.vocab_size):
             return f"a token id of step {step_id} is not in the vocabulary"
         return ""
 
@@ -426,10 +427,10 @@ class WorkerLink:
         return sent
 
 
-def _ids_exist(body: WorkerResult, vocab_size: int) -> bool:
+def ids_exist(body: WorkerResult, vocab_size: int) -> bool:
     """Whether the ids of rows without a fault are ids of the vocabulary."""
     token_ids = body.token_ids
-    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+    if ids_are_below(token_ids, vocab_size):
         return True
     if not body.statuses:
         return False

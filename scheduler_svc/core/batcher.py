@@ -9,7 +9,7 @@ from scheduler_svc.core.plan import PlanDraft
 from scheduler_svc.core.request import Order, Residence, State
 from scheduler_svc.core.supply import PageSupply
 from scheduler_svc.core.tally import Tally
-from scheduler_svc.core.types import BatchPlan, CoreConfig, Event, Row, StepId
+from scheduler_svc.core.types import BatchPlan, CoreConfig, Event, Row
 from scheduler_svc.core.worker import Worker
 
 
@@ -91,9 +91,8 @@ class Batcher:
         entering = list(decoding.ready.values())[:budget]
         surplus = len(decoding.lanes) + len(entering) - budget
         if surplus > 0:
-            last_step = StepId(self.draft.record.step_id - 1)
             for row in list(decoding.lanes)[:surplus]:
-                decoding.sit_out(self._worker.rows[Row(row)], last_step)
+                self._worker.sit_out(self._worker.rows[Row(row)])
         return entering
 
     def _decode(self, residence: Residence) -> None:
@@ -104,14 +103,16 @@ class Batcher:
         if to_page == 0:
             if not self._supply.obtain(residence):
                 if residence.lane is not None:
-                    decoding.sit_out(residence, StepId(step_id - 1))
+                    self._worker.sit_out(residence)
                 return
             to_page = self._worker.page_size
         if residence.lane is None:
             decoding.enter(residence, step_id)
-        decoding.appoint(residence, step_id + min(to_page, residence.most_computed - computed))
-        if residence.request.hashes is not None:
-            decoding.appoint_fill(residence, step_id + to_page - 1)
+        to_end = residence.most_computed - computed  # steps it can do before it has sampled all it may
+        if to_end <= to_page:
+            decoding.appoint_final(residence, step_id + to_end - 1)
+        decoding.appoint(residence, step_id + min(to_page, to_end))
+        decoding.appoint_fill(residence, step_id + to_page - 1)
 
     def _chunk(self, residence: Residence) -> None:
         """One row computes as many of its known tokens as budget and pages allow."""

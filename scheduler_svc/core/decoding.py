@@ -1,42 +1,76 @@
 """Rows that decode on one worker: each computes its last token every step and samples the next.
 
 Such a row needs no decision in most steps, so nothing is done for it in most steps. It has a *lane*, which says by a
-sum what it does in each step, and an appointment (``due``): the next step in which the batcher must look at it,
-because it needs a page, fills one, or has sampled all it may. Planning costs what is due, not what runs.
+sum what it does in each step, and appointments: the next step in which the batcher must look at it (``due``), because
+it needs a page or has sampled all it may; the step that fills its page; the step that samples its last token. Planning
+costs what is due, not what runs.
 
 A row that has to sit out (no page, no budget) loses its lane and is *ready*: it gets a new lane when it goes on.
 
 Invariant: every row the worker regards as decoding is in ``lanes`` or in ``ready``, never in both.
 """
 
+from array import array
+from bisect import bisect_left, insort
+
 from scheduler_svc.core.request import Lane, Residence
-from scheduler_svc.core.step import Fill
+from scheduler_svc.core.step import NOBODY, Decoders, Fill
+from scheduler_svc.core.token_ring import Run
 from scheduler_svc.core.types import Row, StepId
 
 
 class Decoding:
     """Lanes, ready rows and appointments of one worker."""
 
-    __slots__ = ("_due", "_fills", "_snapshot", "lanes", "ready")
+    __slots__ = (
+        "_due",
+        "_end",
+        "_fills",
+        "_finals",
+        "_gaps",
+        "_keys",
+        "_lanes",
+        "_rows",
+        "_snapshot",
+        "lanes",
+        "ready",
+    )
 
     def __init__(self) -> None:
         self.lanes: dict[int, Lane] = {}
+        """By row; those that began first come first."""
         self.ready: dict[Row, Residence] = {}
+        self._rows: array[int] = array("i")  # the rows of ``lanes``, ascending
+        self._lanes: list[Lane] = []  # their lanes
+        self._keys: array[int] = array("Q")  # their requests' keys
+        self._gaps: list[int] = []  # rows below ``_end`` that have no lane, ascending
+        self._end = 0  # one more than the last row that has a lane
+        self._snapshot: Decoders | None = NOBODY
         self._due: dict[int, list[Residence]] = {}
         self._fills: dict[int, list[Residence]] = {}
-        self._snapshot: dict[int, Lane] | None = None
+        self._finals: dict[int, list[Residence]] = {}
 
-    def snapshot(self) -> dict[int, Lane]:
+    def snapshot(self) -> Decoders:
         """The lanes as they are now, never changed afterwards; copied only if they changed since the last call."""
         if self._snapshot is None:
-            self._snapshot = dict(self.lanes)
+            self._snapshot = Decoders(self._rows[:], self._lanes[:], self._keys[:], self._runs())
         return self._snapshot
 
     def enter(self, residence: Residence, step_id: StepId) -> None:
         """A ready row decodes in ``step_id`` and from then on."""
-        residence.lane = residence.lane_from(step_id)
-        del self.ready[residence.row]
-        self.lanes[residence.row] = residence.lane
+        row = residence.row
+        lane = residence.lane = residence.lane_from(step_id)
+        del self.ready[row]
+        self.lanes[row] = lane
+        index = bisect_left(self._rows, row)
+        self._rows.insert(index, row)
+        self._lanes.insert(index, lane)
+        self._keys.insert(index, lane.request.key)
+        if row >= self._end:
+            self._gaps.extend(range(self._end, row))
+            self._end = row + 1
+        else:
+            del self._gaps[bisect_left(self._gaps, row)]
         self._snapshot = None
 
     def sit_out(self, residence: Residence, last_step: StepId) -> None:
@@ -46,14 +80,20 @@ class Decoding:
 
     def leave(self, residence: Residence, last_step: StepId) -> None:
         """A row decodes no more after ``last_step``: what followed from its lane is written down."""
+        row = residence.row
         if residence.lane is None:
-            self.ready.pop(residence.row, None)
+            self.ready.pop(row, None)
             return
         residence.num_computed = residence.computed_before(last_step + 1)
         residence.last_step = last_step
         residence.lane = None
-        residence.due_step = residence.fill_step = 0
-        del self.lanes[residence.row]
+        residence.due_step = residence.fill_step = residence.final_step = 0
+        del self.lanes[row]
+        index = bisect_left(self._rows, row)
+        del self._rows[index], self._lanes[index], self._keys[index]
+        insort(self._gaps, row)
+        while self._gaps and self._gaps[-1] == self._end - 1:
+            self._end = self._gaps.pop()
         self._snapshot = None
 
     def appoint(self, residence: Residence, step_id: int) -> None:
@@ -77,3 +117,23 @@ class Decoding:
             for residence in self._fills.pop(step_id, ())
             if residence.fill_step == step_id
         ]
+
+    def appoint_final(self, residence: Residence, step_id: int) -> None:
+        """A lane samples the last token it may have in this step."""
+        residence.final_step = step_id
+        self._finals.setdefault(step_id, []).append(residence)
+
+    def pop_finals(self, step_id: StepId) -> list[Lane]:
+        """The lanes that sample their last token in this step."""
+        finals = self._finals.pop(step_id, ())
+        return [residence.lane for residence in finals if residence.final_step == step_id and residence.lane]
+
+    def _runs(self) -> list[Run]:
+        runs: list[Run] = []
+        row = start = 0
+        for gap in (*self._gaps, self._end):
+            if gap > row:
+                runs.append((row, start, start + gap - row))
+                start += gap - row
+            row = gap + 1
+        return runs

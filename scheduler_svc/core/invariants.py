@@ -73,6 +73,12 @@ def _check_rows(worker: Worker) -> None:
     lanes, ready = worker.decoding.lanes, worker.decoding.ready
     prefilling = [residence.row for residence in worker.prefilling]
     _rule(sorted([*lanes, *ready, *prefilling]) == sorted(rows), "a running row is in no or in two places")
+    columns = worker.decoding.snapshot()
+    _rule(list(columns.rows) == sorted(lanes), "the columns have other rows than there are lanes")
+    _rule(columns.lanes == [lanes[row] for row in columns.rows], "the columns have other lanes")
+    _rule(list(columns.keys) == [lane.request.key for lane in columns.lanes], "the columns have other keys")
+    runs = [row + index for row, start, stop in columns.runs for index in range(stop - start)]
+    _rule(runs == list(columns.rows), "the runs are of other rows")
     orders = [residence.request.order for residence in worker.prefilling]
     _rule(orders == sorted(orders), "prompts are out of order")
     for row, residence in worker.rows.items():
@@ -104,6 +110,14 @@ def _check_steps(worker: Worker) -> None:
     """Steps in flight are contiguous; pages wait for such steps only."""
     steps = [record.step_id for record in worker.in_flight]
     _rule(steps == list(range(worker.next_step - len(steps), worker.next_step)), "steps in flight have a gap")
+    closing = Counter(lane.request.key for record in worker.in_flight for lane in record.closing)
+    wrong = [
+        lane.request.key
+        for record in worker.in_flight
+        for lane in record.closing
+        if lane.request.num_closing != closing[lane.request.key]
+    ]
+    _rule(not wrong, f"requests {wrong} miscount the lanes that are closing")
     _rule(set(worker.pool.waiting_steps()) <= set(steps), "pages wait for a step that is done")
 
 

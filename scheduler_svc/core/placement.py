@@ -58,6 +58,7 @@ class Placement:
         request.load = request.num_tokens
         request.pages_needed = 0
         best.load += request.load
+        best.stops.add(request.stop_token_ids)
         best.queue.push(request)
 
     def place_all(self, requests: Iterable[Request], now: float) -> None:
@@ -71,11 +72,19 @@ class Placement:
             return
         worker = self.worker_of(request)
         worker.load -= request.load
+        worker.stops.remove(request.stop_token_ids)
+        worker.collect(request)
+        worker.drop(request)
         worker.end_claims(request)
         if request.residence is not None:
             worker.vacate(request.residence)
         elif request.state is State.WAITING:
             worker.queue.note_gone()
+
+    def collect(self, request: Request) -> None:
+        """Completes a request's output by all tokens that have come."""
+        if request.key not in self.unplaced and request.state is not State.HELD:
+            self.worker_of(request).collect(request)
 
     def worker_of(self, request: Request) -> Worker:
         """The worker a placed request is on."""
@@ -91,6 +100,8 @@ class Placement:
         waiting = list(self.unplaced.values())
         for worker in self.workers.values():
             drained = worker.drain()
-            worker.load -= sum(request.load for request in drained)
+            for request in drained:
+                worker.load -= request.load
+                worker.stops.remove(request.stop_token_ids)
             waiting += drained
         self.place_all(waiting, now)

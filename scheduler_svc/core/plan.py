@@ -56,7 +56,9 @@ class PlanDraft:
         residence.last_step = record.step_id
         record.chunks.append((residence, num_tokens, residence.num_computed))
         if not residence.is_prefilling:
-            record.firsts[residence.row] = residence.lane_from(record.step_id + 1)
+            lane = record.firsts[residence.row] = residence.lane_from(record.step_id + 1)
+            if residence.num_computed == residence.most_computed:
+                record.finals.append(lane)
             self._started.append(residence)
 
     def add_fill(self, residence: Residence, index: int) -> None:
@@ -74,10 +76,11 @@ class PlanDraft:
     def build(self, worker: Worker) -> BatchPlan | None:
         """Puts the step in flight. None, and nothing done, if it computes nothing."""
         record, decoding = self.record, worker.decoding
-        record.lanes = decoding.snapshot()
-        if not record.lanes and not record.chunks:
+        record.decoders = decoding.snapshot()
+        if not record.decoders.rows and not record.chunks:
             return None
         record.fills += decoding.pop_fills(record.step_id)
+        record.finals += decoding.pop_finals(record.step_id)
         plan = self._plan(worker)
         for residence in self._started:
             decoding.ready[residence.row] = residence

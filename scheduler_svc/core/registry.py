@@ -62,6 +62,7 @@ class Registry:
 
     def stop_at(self, request: Request, num_output_tokens: int, now: float) -> Ended:
         """Ends a request by a stop string that its output token number ``num_output_tokens`` completed."""
+        self._placement.collect(request)
         kept = min(max(num_output_tokens, 0), len(request.output))
         self._tally.num_wasted_tokens += len(request.output) - kept
         request.stop_token_id = None

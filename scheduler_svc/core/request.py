@@ -20,7 +20,7 @@ A request that decodes is described by a *lane* (see decoding.py), from which it
 from array import array
 from collections.abc import Sequence
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from scheduler_svc.core.errors import InvariantViolation
 from scheduler_svc.core.page_hash import hash_pages
@@ -29,9 +29,13 @@ from scheduler_svc.core.types import EndReason, NewRequest, PageHash, PageId, Ro
 Order = tuple[int, int]
 """Sorts requests: higher priority first, then earlier arrival. Unique, so requests are never compared themselves."""
 
-Lane = tuple["Request", "array[int]", frozenset[int], int, int]
-"""(request, its output, its stop tokens, offset, last): step s samples output position ``s + offset``; ``last`` is the
-last position the request may have. A plain tuple: taking it apart is most of the cost of a commit."""
+
+class Lane(NamedTuple):
+    """What a row does as long as it decodes: step s samples output position ``s + offset``."""
+
+    request: "Request"
+    row: Row
+    offset: int
 
 
 class State(Enum):
@@ -63,6 +67,7 @@ class Residence:
     __slots__ = (
         "due_step",
         "fill_step",
+        "final_step",
         "lane",
         "last_position",
         "last_step",
@@ -96,18 +101,18 @@ class Residence:
         """Step at which the lane needs the batcher: for a page, or because it is at its end."""
         self.fill_step = 0
         """Step in which the lane fills its last page."""
+        self.final_step = 0
+        """Step in which the lane samples the last token it may have, if that is before it is due."""
 
     def computed_before(self, step_id: int) -> int:
         """Tokens computed when all steps before ``step_id`` are done (all planned ones, if there is no lane)."""
         if self.lane is None:
             return self.num_computed
-        return self.request.num_prompt + step_id - 1 + self.lane[3]
+        return self.request.num_prompt + step_id - 1 + self.lane.offset
 
     def lane_from(self, step_id: int) -> Lane:
         """What it does if it decodes in ``step_id``, after the tokens computed so far, and from then on."""
-        request = self.request
-        offset = self.num_computed + 1 - request.num_prompt - step_id
-        return request, request.output, request.stop_token_ids, offset, self.last_position
+        return Lane(self.request, self.row, self.num_computed + 1 - self.request.num_prompt - step_id)
 
     @property
     def is_prefilling(self) -> bool:
@@ -131,6 +136,7 @@ class Request:
         "missed_name",
         "new",
         "num_cached_tokens",
+        "num_closing",
         "num_preemptions",
         "num_prompt",
         "num_recomputed_tokens",
@@ -140,6 +146,7 @@ class Request:
         "pages_needed",
         "prompt",
         "residence",
+        "row",
         "state",
         "stop_token_id",
         "stop_token_ids",
@@ -154,6 +161,7 @@ class Request:
         self.prompt = new.prompt
         self.num_prompt = len(new.prompt)
         self.output: array[int] = array("i")
+        """As far as it has been collected from its worker, see Worker.collect; complete while it waits."""
         self.stop_token_ids = new.stop_token_ids
         self.order: Order = (-new.priority, arrival)
         self.hashes: list[PageHash] | None = None
@@ -163,6 +171,8 @@ class Request:
         self.state = State.WAITING
         self.accepts_tokens = False
         self.residence: Residence | None = None
+        self.row = Row(0)
+        """The row it has, or had last."""
         self.worker_id: WorkerId | None = None
         """Worker it is placed on; kept after the end as the last one."""
         self.load = 0
@@ -172,6 +182,8 @@ class Request:
         self.missed_name: PageHash | None = None
         """Its first page that was not cached at that attempt: with it there, fewer pages are enough."""
         self.num_cached_tokens = 0
+        self.num_closing = 0
+        """Lanes of it that ended with a step in flight."""
         self.num_recomputed_tokens = 0
         self.num_seen = 0
         """Most tokens it ever had computed; computing one of them again is recomputation."""

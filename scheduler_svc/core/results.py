@@ -1,28 +1,29 @@
 """Applies the result of a step: tokens, endings, publications, releases, in this order.
 
-tokens      to requests that still accept them, at the position the step's record says; others are wasted
 faults      a NaN ends its request alone; a row without a token ends its request; a failed step ends all that were in it
+tokens      to the worker's ring, where their requests collect them; those of requests that ended meanwhile are wasted
 fills       pages that are full now get their names; whoever waited for them goes back to the queue
 endings     requests at their stop token or length
 releases    pages that waited for the step; requests that landed wait again
+
+Cost: a few operations on whole columns, and work for each row at which something happens. Most rows just decode.
 """
 
 from array import array
+from collections.abc import Sequence
 
 from scheduler_svc.core.page_hash import NO_PARENT
 from scheduler_svc.core.registry import Registry
-from scheduler_svc.core.request import Request, State
+from scheduler_svc.core.request import Lane, Request, State
 from scheduler_svc.core.step import StepRecord
 from scheduler_svc.core.tally import Tally
 from scheduler_svc.core.types import Committed, EndReason, Event, PrefillProgress, RequestKey, StepResult
 from scheduler_svc.core.worker import Worker
 
 
-def apply_result(
-    worker: Worker, record: StepRecord, result: StepResult, registry: Registry, tally: Tally, now: float
-) -> Committed:
-    """Applies a result to the step it belongs to, which is in flight no more."""
-    application = Application(worker, record, registry, tally, now)
+def apply_result(worker: Worker, result: StepResult, registry: Registry, tally: Tally, now: float) -> Committed:
+    """Applies a result to the step it belongs to, the oldest in flight, which is in flight no more afterwards."""
+    application = Application(worker, registry, tally, now)
     malformed = len(result.rows) != len(result.token_ids) or len(result.statuses) not in (0, len(result.rows))
     if result.failed or malformed:
         application.fail()
@@ -42,14 +43,14 @@ class Application:
 
     __slots__ = ("_at_end", "_now", "_record", "_registry", "_tally", "_worker", "events", "keys", "token_ids")
 
-    def __init__(self, worker: Worker, record: StepRecord, registry: Registry, tally: Tally, now: float) -> None:
+    def __init__(self, worker: Worker, registry: Registry, tally: Tally, now: float) -> None:
         self._worker = worker
-        self._record = record
+        self._record: StepRecord = worker.in_flight[0]
         self._registry = registry
         self._tally = tally
         self._now = now
         self._at_end: list[tuple[Request, int]] = []
-        self.keys: list[RequestKey] = []
+        self.keys: Sequence[RequestKey] = ()
         self.token_ids: array[int] = array("i")
         self.events: list[Event] = []
 
@@ -57,45 +58,32 @@ class Application:
         """The step failed: what it wrote is worth nothing."""
         for request in self._record.requests():
             self._break(request, EndReason.STEP_FAILED)
+        self._worker.note_done(self._now)
 
     def end_nan_rows(self, result: StepResult) -> None:
         """Requests whose logits held NaN end, their neighbours go on. What one wrote that had ended meanwhile is not
         to be named either."""
         for row, status in zip(result.rows, result.statuses, strict=True):
-            lane = self._record.sampling(row) if status else None
-            if lane is None:
-                continue
-            lane[0].broken = True
-            if lane[0].accepts_tokens:
-                self._break(lane[0], EndReason.NAN)
+            place = self._record.place_of(row) if status else None
+            if place is not None:
+                self._break(self._record.lane_at(place).request, EndReason.NAN)
 
     def take_tokens(self, result: StepResult) -> None:
-        """Gives each token to its request. The loop over all rows of a step: most of the core's time is spent here."""
-        keys, now, step_id = self.keys, self._now, self._record.step_id
-        skipped: list[int] = []
-        num_wasted = 0
-        lane_of, first_of = self._record.lanes.get, self._record.firsts.get
-        for row, token_id in zip(result.rows, result.token_ids, strict=True):
-            lane = lane_of(row) or first_of(row)
-            if lane is None:  # not to sample: its chunk ended before its last known token, say
-                skipped.append(len(keys) + len(skipped))
-                continue
-            request, output, stop_token_ids, offset, last = lane
-            position = len(output)
-            if position != step_id + offset or not request.accepts_tokens:
-                skipped.append(len(keys) + len(skipped))
-                num_wasted += 1
-                continue
-            output.append(token_id)
-            request.last_token_at = now
-            keys.append(request.key)
-            if position >= last or token_id in stop_token_ids:
-                self._at_end.append((request, token_id))
-        self._tally.num_output_tokens += len(keys)
-        self._tally.num_wasted_tokens += num_wasted
-        self.token_ids = _without(result.token_ids, skipped)
-        if len(keys) < self._record.num_sampling_rows:
-            self._break_missing(set(result.rows))
+        """Hands the tokens on: to the ring, to requests that begin their output, and as columns to the caller."""
+        record, worker = self._record, self._worker
+        token_ids = self._in_place(result)
+        num_firsts = len(record.firsts)
+        decoded = token_ids[num_firsts:] if num_firsts else token_ids
+        worker.ring.put(record.step_id, record.decoders.runs, decoded)
+        for place, lane in enumerate(record.firsts.values()):
+            if place not in record.dropped:
+                lane.request.output.append(token_ids[place])
+                lane.request.last_token_at = self._now
+        worker.note_done(self._now)
+        self._see_ends(token_ids)
+        self.keys, self.token_ids = _without(record.sampling_keys, token_ids, record.dropped)
+        self._tally.num_output_tokens += len(token_ids) - len(record.dropped)
+        self._tally.num_wasted_tokens += len(record.dropped)
 
     def begin_outputs(self) -> None:
         """Notes when first tokens came and tells how far prompts are."""
@@ -112,12 +100,17 @@ class Application:
     def publish(self) -> None:
         """Names the pages that the step filled, and wakes who waited for them."""
         worker = self._worker
+        page_size = worker.page_size
         for request, index, page in self._record.fills:
-            names = request.names(index + 1, worker.page_size)
+            if (index + 1) * page_size > request.num_prompt:
+                worker.collect(request)
+            names = request.names(index + 1, page_size)
             if index >= len(names) or request.broken:  # a token of the page was dropped, or it was not reliably written
                 continue
             worker.pool.publish(page, names[index], names[index - 1] if index else NO_PARENT)
-            worker.queue.merge(worker.claims.end(names[index]))
+            parked = worker.claims.end(names[index])
+            if parked:
+                worker.queue.merge(parked)
 
     def finish(self) -> None:
         """Ends or holds requests at their stop token or length; of both, the stop token is the truth."""
@@ -129,16 +122,44 @@ class Application:
 
     def release(self) -> None:
         """What waited for the step: pages go back, landed requests wait again."""
-        self._worker.pool.settle(self._record.step_id)
-        for request in self._record.landing:
+        worker, record = self._worker, self._record
+        for lane in record.closing:
+            worker.take(lane)
+            lane.request.num_closing -= 1
+        worker.in_flight.popleft()
+        worker.pool.settle(record.step_id)
+        for request in record.landing:
             if request.state is State.LANDING:
                 request.move(State.WAITING)
-                self._worker.queue.push(request)
+                worker.queue.push(request)
 
-    def _break_missing(self, reported: set[int]) -> None:
-        for row, lane in [*self._record.lanes.items(), *self._record.firsts.items()]:
-            if row not in reported and lane[0].accepts_tokens:
-                self._break(lane[0], EndReason.STEP_FAILED)
+    def _in_place(self, result: StepResult) -> "array[int]":
+        """The tokens in the places of the rows that were to sample. Rows without one end; others are not looked at."""
+        rows = self._record.sampling_rows
+        if result.rows == rows:
+            return result.token_ids
+        token_of = dict(zip(reversed(result.rows), reversed(result.token_ids), strict=True))  # a row's first one counts
+        self._tally.num_wasted_tokens += len(result.rows) - len(token_of)
+        for place, row in enumerate(rows):
+            if row not in token_of:
+                request = self._record.lane_at(place).request
+                if request.accepts_tokens:
+                    self._break(request, EndReason.STEP_FAILED)
+        return array("i", [token_of.get(row, 0) for row in rows])
+
+    def _see_ends(self, token_ids: "array[int]") -> None:
+        """Finds the requests that are at their end with this step, in the order of the rows."""
+        record = self._record
+        ends: dict[int, Lane] = {}
+        for place in self._worker.stops.find(token_ids):
+            lane = record.lane_at(place)
+            if token_ids[place] in lane.request.stop_token_ids:
+                ends[place] = lane
+        for lane in record.finals:
+            place_or_none = record.place_of(lane.row)
+            if place_or_none is not None:
+                ends[place_or_none] = lane
+        self._at_end = [(ends[place].request, token_ids[place]) for place in sorted(ends.keys() - record.dropped)]
 
     def _break(self, request: Request, reason: EndReason) -> None:
         """Ends a request whose pages cannot be trusted; one that is at its end already keeps its ending, but what steps
@@ -148,10 +169,12 @@ class Application:
             self.events.append(self._registry.end(request, reason, self._now))
 
 
-def _without(token_ids: "array[int]", skipped: list[int]) -> "array[int]":
-    if not skipped:
-        return token_ids
-    kept = array("i", token_ids)
-    for index in reversed(skipped):
-        del kept[index]
-    return kept
+def _without(
+    keys: "array[int]", token_ids: "array[int]", dropped: set[int]
+) -> "tuple[Sequence[RequestKey], array[int]]":
+    """Both columns without the dropped places; the columns themselves if there are none."""
+    if dropped:
+        keys, token_ids = keys[:], token_ids[:]
+        for place in sorted(dropped, reverse=True):
+            del keys[place], token_ids[place]
+    return keys, token_ids  # type: ignore[return-value]

@@ -103,12 +103,14 @@ class Scheduler:
             residence.request.move(State.WAITING)
             events.append(self._lost(residence.request))
         for request in worker.landing():
+            worker.collect(request)
             if request.state is State.LANDING:
                 request.move(State.WAITING)
                 events.append(self._lost(request))
         mine = [
             request for request in self._registry if request.worker_id == worker_id and request.state is State.WAITING
         ]
+        worker.forget_steps()
         self._placement.leave(worker)
         self._placement.place_all(mine, now)
         return events
@@ -131,7 +133,7 @@ class Scheduler:
         worker = self._placement.workers.get(result.worker_id)
         if worker is None or not worker.in_flight or worker.in_flight[0].step_id != result.step_id:
             return Committed()
-        return apply_result(worker, worker.in_flight.popleft(), result, self._registry, self._tally, now)
+        return apply_result(worker, result, self._registry, self._tally, now)
 
     def expire(self, now: float) -> list[Event]:
         """Ends requests that have run out of time, or have waited too long without any worker that can hold them."""
@@ -146,6 +148,14 @@ class Scheduler:
         if (waiter := self._longest_unplaced()) is not None:
             times.append(self._lost_at(waiter))
         return min((time for time in times if time is not None), default=None)
+
+    def num_output_tokens(self, key: RequestKey) -> int:
+        """Tokens that a live request has got so far; 0 if there is none of this key."""
+        request = self._registry.get(key)
+        if request is None:
+            return 0
+        self._placement.collect(request)
+        return len(request.output)
 
     def counts(self) -> Counts:
         """A snapshot. Costs the number of workers and of requests that are landing."""

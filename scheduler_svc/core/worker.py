@@ -12,8 +12,10 @@ from itertools import chain
 from scheduler_svc.core.claims import Claims
 from scheduler_svc.core.decoding import Decoding
 from scheduler_svc.core.page_pool import PagePool
-from scheduler_svc.core.request import Order, Request, Residence
+from scheduler_svc.core.request import Lane, Order, Request, Residence
 from scheduler_svc.core.step import StepRecord
+from scheduler_svc.core.stop_tokens import StopTokens
+from scheduler_svc.core.token_ring import TokenRing
 from scheduler_svc.core.types import CoreConfig, PageCounts, PageId, Row, StepId, WorkerCard
 from scheduler_svc.core.waiting import WaitingQueue
 
@@ -26,6 +28,8 @@ class Worker:
         "card",
         "claims",
         "decoding",
+        "done_at",
+        "done_step",
         "free_rows",
         "in_flight",
         "load",
@@ -38,7 +42,9 @@ class Worker:
         "prefilling",
         "queue",
         "released",
+        "ring",
         "rows",
+        "stops",
     )
 
     def __init__(self, card: WorkerCard, config: CoreConfig) -> None:
@@ -59,6 +65,12 @@ class Worker:
         """Rows whose end the worker has still to be told."""
         self.in_flight: deque[StepRecord] = deque()
         self.next_step = card.first_step_id
+        self.done_step = StepId(card.first_step_id - 1)
+        """The last step whose result was applied."""
+        self.done_at = 0.0
+        """When that was."""
+        self.ring = TokenRing(self.num_rows, self.page_size)
+        self.stops = StopTokens()
         self.num_steps = 0
         self.load = 0
         """Tokens of the requests placed here, as they were when they were placed."""
@@ -76,7 +88,7 @@ class Worker:
         self.pool.share(cached_pages)
         num_cached_tokens, last_position = len(cached_pages) * self.page_size, self._last_position(request)
         residence = Residence(request, heappop(self.free_rows), cached_pages, num_cached_tokens, last_position)
-        request.residence = residence
+        request.residence, request.row = residence, residence.row
         self.rows[residence.row] = residence
         insort(self.prefilling, residence, key=_order)
         return residence
@@ -90,6 +102,7 @@ class Worker:
         request = residence.request
         if residence.is_prefilling:
             self.prefilling.remove(residence)
+        self._close(residence)
         self.decoding.leave(residence, StepId(self.next_step - 1))
         del self.rows[residence.row]
         heappush(self.free_rows, residence.row)
@@ -103,6 +116,49 @@ class Worker:
             return False
         record.landing.append(request)
         return True
+
+    def sit_out(self, residence: Residence) -> None:
+        """A decoding row pauses from the step on that is planned next."""
+        self._close(residence)
+        self.decoding.sit_out(residence, StepId(self.next_step - 1))
+
+    def collect(self, request: Request) -> None:
+        """Completes a request's output by the tokens of all steps that are done."""
+        if request.num_closing:
+            for record in self.in_flight:
+                for lane in record.closing:
+                    if lane.request is request:
+                        self.take(lane)
+        if request.residence is not None and request.residence.lane is not None:
+            self.take(request.residence.lane)
+
+    def take(self, lane: Lane) -> None:
+        """Gives a request the tokens of a lane that it has not got yet, if it still accepts any.
+
+        The lane sampled in the last step done.
+        """
+        if not lane.request.accepts_tokens:
+            return
+        output = lane.request.output
+        first_step = len(output) - lane.offset
+        if first_step <= self.done_step:
+            output.extend(self.ring.take(lane.row, first_step, self.done_step))
+            lane.request.last_token_at = self.done_at
+
+    def drop(self, request: Request) -> None:
+        """Nobody wants what steps in flight sample for a request."""
+        for record in self.in_flight:
+            record.drop(request)
+
+    def forget_steps(self) -> None:
+        """The results of steps in flight will never come."""
+        while self.in_flight:
+            for lane in self.in_flight.popleft().closing:
+                lane.request.num_closing -= 1
+
+    def note_done(self, now: float) -> None:
+        """The tokens of the oldest step in flight are here."""
+        self.done_step, self.done_at = self.in_flight[0].step_id, now
 
     def end_claims(self, request: Request) -> None:
         """A request will not publish what it claimed, or not for sure: whoever waits for it goes back to the queue."""
@@ -135,6 +191,15 @@ class Worker:
     def landing(self) -> "chain[Request]":
         """Requests without a row whose tokens are in flight; ended ones may be among them."""
         return chain.from_iterable(record.landing for record in self.in_flight)
+
+    def _close(self, residence: Residence) -> None:
+        """A lane ends: the tokens that are here are taken, the others when its last step is done."""
+        if residence.lane is None:
+            return
+        self.take(residence.lane)
+        if self.in_flight:
+            self.in_flight[-1].closing.append(residence.lane)
+            residence.request.num_closing += 1
 
     def _last_position(self, request: Request) -> int:
         """The last output position that a request may have here, by its own limit or the worker's."""

@@ -9,6 +9,7 @@ a stop or end-of-sequence token has no text; an incomplete character at the end 
 """
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from scheduler_svc.front.detokenizer import Detokenizer
@@ -86,7 +87,7 @@ class Output:
         """Tokens received, those behind a stop string left out."""
         return self._num_decoded + len(self._slot)
 
-    def append(self, token_ids: "array[int]") -> None:
+    def append(self, token_ids: Sequence[int]) -> None:
         """New tokens from the scheduler. Those behind a stop string are dropped."""
         if self.stop_string is None:
             self._slot.extend(token_ids)

@@ -12,9 +12,8 @@ blame the scheduler.
 import asyncio
 import os
 import secrets
-from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -23,9 +22,10 @@ import zmq.asyncio
 from google.protobuf.message import DecodeError
 from pagewire.internal.v1 import front_pb2
 
-from scheduler_svc.columns import ColumnError, read_ints
+from scheduler_svc.columns import ColumnError, read_ints, read_longs
 from scheduler_svc.front.errors import FrontError, Reason, UnavailableError, error_of_code
 from scheduler_svc.messages import PROTOCOL_VERSION
+from scheduler_svc.output_key import front_key_and_index
 
 log = structlog.get_logger("pagewire.front")
 
@@ -41,7 +41,7 @@ QUERY_SECONDS = 5.0
 class Sink(Protocol):
     """A live request, as the link sees it. None of the calls may block or raise."""
 
-    def add_tokens(self, index: int, token_ids: "array[int]") -> None:
+    def add_tokens(self, index: int, token_ids: Sequence[int]) -> None:
         """New tokens of one output."""
 
     def apply(self, event: Any) -> None:
@@ -262,20 +262,16 @@ class SchedulerLink:
         return True
 
     def _apply_tokens(self, tokens: Any) -> None:
-        keys = array("Q")
-        keys.frombytes(tokens.keys) if len(tokens.keys) % 8 == 0 else _bad_column()
-        indices = read_ints(tokens.indices, "indices")
-        counts = read_ints(tokens.counts, "counts")
+        keys = read_longs(tokens.keys, "keys")
         token_ids = read_ints(tokens.token_ids, "token_ids")
-        if not len(keys) == len(indices) == len(counts) or sum(counts) != len(token_ids) or min(counts, default=1) < 0:
+        if len(keys) != len(token_ids):
             raise ColumnError("the columns of tokens do not fit one another")
-        start = 0
         sinks = self._sinks
-        for key, index, count in zip(keys, indices, counts, strict=True):
+        for output, token_id in zip(keys, token_ids, strict=True):
+            key, index = front_key_and_index(output)
             sink = sinks.get(key)
             if sink is not None:
-                sink.add_tokens(index, token_ids[start : start + count])
-            start += count
+                sink.add_tokens(index, (token_id,))
 
     def _lose(self) -> None:
         """Forgets the session: live requests fail, the front says hello again."""
@@ -299,10 +295,6 @@ class SchedulerLink:
 
     def _gone(self) -> FrontError:
         return UnavailableError("the scheduler cannot be reached", reason=Reason.SCHEDULER_LOST.value, retry_ms=1000)
-
-
-def _bad_column() -> None:
-    raise ColumnError("keys: no whole number of uint64 values")
 
 
 def _query_reason(code: int) -> str:

@@ -396,7 +396,7 @@ async def test_odd_frames_do_no_harm() -> None:
         call = stack.generation.Generate(request_for(output=pb.OutputOptions(token_ids=True)))
         stream = aiter(call)
         events = [await anext(stream)]
-        bad = front_pb2.SchedulerToFrontFrame(tokens=front_pb2.Tokens(keys=b"123", counts=b"1"))
+        bad = front_pb2.SchedulerToFrontFrame(tokens=front_pb2.Tokens(keys=b"123", token_ids=b"1"))
         await stack.scheduler.send_all(bad)
         short = front_pb2.Tokens(
             keys=(1).to_bytes(8, "little"), indices=bytes(4), counts=b"\7\0\0\0", token_ids=bytes(4)

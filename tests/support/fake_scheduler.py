@@ -18,6 +18,8 @@ from pagewire.internal.v1 import front_pb2, worker_pb2
 from pagewire.v1 import admin_pb2, generation_pb2
 from support import toy_tokenizer
 
+from scheduler_svc.output_key import output_key
+
 Script = Callable[[Any], Sequence[Sequence[int]]]
 
 
@@ -221,23 +223,20 @@ class FakeScheduler:
 
     async def _step_request(self, running: Running) -> None:
         frame = front_pb2.SchedulerToFrontFrame()
-        keys, indices, counts, token_ids = array("Q"), array("i"), array("i"), array("i")
+        keys, token_ids = array("Q"), array("i")
         endings: list[tuple[int, int]] = []
         for index in range(running.submit.n):
             if index in running.ended or index in running.held:
                 continue
             new, ending = self._next(running, index)
             if new:
-                keys.append(running.submit.key)
-                indices.append(index)
-                counts.append(len(new))
+                keys.extend([output_key(0, running.submit.key, index)] * len(new))
                 token_ids.extend(new)
             if ending is not None:
                 endings.append((index, ending))
         if not keys:
             return
-        frame.tokens.keys, frame.tokens.indices = keys.tobytes(), indices.tobytes()
-        frame.tokens.counts, frame.tokens.token_ids = counts.tobytes(), token_ids.tobytes()
+        frame.tokens.keys, frame.tokens.token_ids = keys.tobytes(), token_ids.tobytes()
         for index, ending in endings:
             if running.submit.hold_endings:
                 running.held.add(index)

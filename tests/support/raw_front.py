@@ -13,6 +13,7 @@ import zmq
 from pagewire.internal.v1 import front_pb2
 
 from scheduler_svc.core.page_hash import hash_pages, root_hash
+from scheduler_svc.output_key import front_key_and_index
 
 PROTOCOL_VERSION = 1
 HEARTBEAT_SECONDS = 0.1
@@ -160,18 +161,12 @@ class RawFront:
             self.replies[reply.query_id] = reply
 
     def _read_tokens(self, tokens: Any) -> None:
-        keys, indices, counts, token_ids = array("Q"), array("i"), array("i"), array("i")
-        for values, content in ((keys, tokens.keys), (indices, tokens.indices), (counts, tokens.counts)):
-            values.frombytes(content)
-        token_ids.frombytes(tokens.token_ids)
-        assert len(keys) == len(indices) == len(counts)
-        assert sum(counts) == len(token_ids)
-        start = 0
-        for key, index, count in zip(keys, indices, counts, strict=True):
+        keys, token_ids = array("Q", tokens.keys), array("i", tokens.token_ids)
+        for output, token_id in zip(keys, token_ids, strict=True):
+            key, index = front_key_and_index(output)
             told = self.requests[key]
             assert not told.is_over, "a token after the end"
-            told.tokens.setdefault(index, []).extend(token_ids[start : start + count])
-            start += count
+            told.tokens.setdefault(index, []).append(token_id)
 
     def _read_event(self, event: Any) -> None:
         told, kind = self.requests[event.key], event.WhichOneof("event")

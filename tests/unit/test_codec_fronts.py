@@ -121,27 +121,24 @@ def test_nothing_to_tell_is_a_heartbeat() -> None:
 # The outbox.
 
 
-def test_tokens_are_merged_and_go_before_events() -> None:
+def test_tokens_keep_their_order_and_go_before_events() -> None:
     box = Outbox()
     for token_id in (1, 2, 3):
-        box.add_token(7, 0, token_id)
-    box.add_token(7, 1, 9)
+        box.add_tokens(array("Q", [7, 8]), array("i", [token_id, 9]))
     box.add_event(codec.held(7, 0, 3))
     frame = read(box.take(1))
-    assert array("Q", frame.tokens.keys) == array("Q", [7, 7])
-    assert array("i", frame.tokens.indices) == array("i", [0, 1])
-    assert array("i", frame.tokens.counts) == array("i", [3, 1])
-    assert array("i", frame.tokens.token_ids) == array("i", [1, 2, 3, 9])
+    assert array("Q", frame.tokens.keys) == array("Q", [7, 8] * 3)
+    assert array("i", frame.tokens.token_ids) == array("i", [1, 9, 2, 9, 3, 9])
     assert frame.events[0].held.num_output_tokens == 3
     assert not box
 
 
 def test_a_frame_that_was_not_sent_is_the_next() -> None:
     box = Outbox()
-    box.add_token(7, 0, 1)
+    box.add_tokens([7], array("i", [1]))
     frame = box.take(1)
     box.restore(frame)
-    box.add_token(7, 0, 2)
+    box.add_tokens([7], array("i", [2]))
     assert box.take(1) == frame
     assert array("i", read(box.take(1)).tokens.token_ids) == array("i", [2])
     assert not box
@@ -159,11 +156,11 @@ def test_events_wait_for_the_last_of_many_tokens() -> None:
     box = Outbox()
     half = MAX_FRAME_TOKENS // 2 + 1
     for key in (1, 2, 3):
-        box._tokens[key, 0] = array("i", bytes(4 * half))
+        box.add_tokens(array("Q", [key]) * half, array("i", bytes(4 * half)))
         box.add_event(codec.held(key, 0, half))
     first, second = read(box.take(1)), read(box.take(1))
-    assert (len(first.tokens.keys) // 8, len(first.events)) == (2, 0)
-    assert (len(second.tokens.keys) // 8, len(second.events)) == (1, 3)
+    assert (len(first.tokens.keys) // 8, len(first.events)) == (MAX_FRAME_TOKENS, 0)
+    assert (len(second.tokens.keys) // 8, len(second.events)) == (3 * half - MAX_FRAME_TOKENS, 3)
     assert not box
 
 

@@ -1,6 +1,12 @@
 """Who gives way when pages run out, and how it goes on, as transcripts."""
 
+from array import array
+
 from support.core_transcript import check_transcript
+
+from scheduler_svc.core.stop_tokens import StopTokens
+from scheduler_svc.core.token_ring import TokenRing
+from scheduler_svc.core.types import Row
 
 
 def test_the_latest_gives_way_and_goes_on_with_all_its_tokens() -> None:
@@ -292,3 +298,65 @@ def test_a_prompt_takes_pages_from_a_later_prompt() -> None:
     b ended: length, 12 tokens, in decode
     c ended: length, 1 tokens, 16 recomputed, in decode
     """)
+
+
+def test_a_worker_lost_while_a_preempted_request_lands_loses_none_of_its_tokens() -> None:
+    """b gave its row up with two steps in flight; the token of the first is there when the worker goes."""
+    check_transcript("""
+    core steps=3
+    worker w pages=4 size=4
+    submit a 1..6 max=8
+    submit b 11..16 max=6
+    plan
+    plan
+    plan
+    result
+    plan
+    result
+    lose w
+    worker w pages=8 size=4
+    run
+    counts
+    ----
+    a admitted on w, 0 cached
+    b admitted on w, 0 cached
+    step 1: a on row 0 pages 0,1 computes 6; b on row 1 pages 2,3 computes 6
+    step 2: a,b decode
+    step 3: a,b decode
+    step 1: a0 b0
+    a prefilled 6 of 6
+    b prefilled 6 of 6
+    b preempted: no pages
+    nothing to do
+    step 2: a1 b1
+    a preempted: worker lost
+    b preempted: worker lost
+    7 steps: a +7, b +4
+    b ended: length, 6 tokens, 8 recomputed, in decode
+    a ended: length, 8 tokens, 7 recomputed, in decode
+    running 0, waiting 0, preemptions 3, computed_tokens 40, output_tokens 15, cached_tokens 0, wasted_tokens 0
+    """)
+
+
+def test_a_stop_token_is_found_among_few_and_among_many_ids() -> None:
+    for others in (2, 20):
+        stops = StopTokens()
+        stops.add([5, 70_000])
+        for token_id in range(100, 100 + others):
+            stops.add([token_id])
+        stops.add([5])
+        stops.remove([5])
+        column = array("i", [1, 5 << 8, 5, 0x05000000, 5, 70_000])
+        assert stops.find(column) == [2, 4, 5]
+        stops.remove([5])
+        assert stops.find(column) == [5]
+        assert stops.find(column[:2]) == []
+
+
+def test_a_ring_gives_a_row_its_newest_tokens_over_its_end() -> None:
+    ring = TokenRing(4, 3)
+    for step in range(10, 14):
+        ring.put(step, [(0, 0, 2), (3, 2, 3)], array("i", [step, 100 + step, 300 + step]))
+    assert list(ring.take(Row(0), 11, 13)) == [11, 12, 13]
+    assert list(ring.take(Row(1), 12, 12)) == [112]
+    assert list(ring.take(Row(3), 11, 12)) == [311, 312]

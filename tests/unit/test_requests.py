@@ -51,7 +51,7 @@ def end(request: Request, index: int, reason: EndReason, at: float = 10.0) -> No
 
 def test_names_lead_to_the_request_until_it_is_removed() -> None:
     requests = Requests()
-    request = requests.add(9, submission(n=2))
+    request = requests.add(9, 3, submission(n=2))
     assert requests.by_front_key(9, 1) is request
     assert requests.by_front_key(8, 1) is None
     assert requests.by_id("t", "r") is request
@@ -64,19 +64,19 @@ def test_names_lead_to_the_request_until_it_is_removed() -> None:
 
 def test_a_live_id_is_taken_once_in_a_tenant() -> None:
     requests = Requests()
-    first = requests.add(9, submission())
+    first = requests.add(9, 3, submission())
     with pytest.raises(DuplicateRequest):
-        requests.add(9, submission(key=2))
-    requests.add(9, submission(key=3, tenant="u"))
-    requests.add(9, submission(key=4, request_id=""))
-    requests.add(9, submission(key=5, request_id=""))
+        requests.add(9, 3, submission(key=2))
+    requests.add(9, 3, submission(key=3, tenant="u"))
+    requests.add(9, 3, submission(key=4, request_id=""))
+    requests.add(9, 3, submission(key=5, request_id=""))
     requests.remove(first)
-    requests.add(9, submission(key=6))
+    requests.add(9, 3, submission(key=6))
     assert len(requests) == 4
 
 
 def test_usage_is_summed_and_the_prompt_counts_once() -> None:
-    request = Requests().add(9, submission(n=2))
+    request = Requests().add(9, 3, submission(n=2))
     end(request, 0, EndReason.LENGTH)
     end(request, 1, EndReason.STOP_TOKEN, at=12.0)
     summary = request.summary()
@@ -105,7 +105,7 @@ def test_usage_is_summed_and_the_prompt_counts_once() -> None:
     ],
 )
 def test_one_cause_is_told_if_it_ended_the_request(reasons: list[EndReason], common: EndReason | None) -> None:
-    request = Requests().add(9, submission(n=2))
+    request = Requests().add(9, 3, submission(n=2))
     for index, reason in enumerate(reasons):
         assert not request.is_over
         end(request, index, reason)

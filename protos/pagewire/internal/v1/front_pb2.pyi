@@ -198,16 +198,12 @@ class Service(_message.Message):
     def __init__(self, model_card: _Optional[_Union[_worker_pb2.ModelCard, _Mapping]] = ..., num_workers: _Optional[int] = ..., page_size: _Optional[int] = ..., hash_key: _Optional[bytes] = ..., max_request_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., draining: _Optional[bool] = ..., retry_ms: _Optional[int] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("keys", "indices", "counts", "token_ids")
+    __slots__ = ("keys", "token_ids")
     KEYS_FIELD_NUMBER: _ClassVar[int]
-    INDICES_FIELD_NUMBER: _ClassVar[int]
-    COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
-    indices: bytes
-    counts: bytes
     token_ids: bytes
-    def __init__(self, keys: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, keys: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
     __slots__ = ("key", "rejected", "queued", "admitted", "prefill", "preempted", "held", "output_ended", "ended")
