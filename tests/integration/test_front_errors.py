@@ -398,9 +398,7 @@ async def test_odd_frames_do_no_harm() -> None:
         events = [await anext(stream)]
         bad = front_pb2.SchedulerToFrontFrame(tokens=front_pb2.Tokens(keys=b"123", token_ids=b"1"))
         await stack.scheduler.send_all(bad)
-        short = front_pb2.Tokens(
-            keys=(1).to_bytes(8, "little"), indices=bytes(4), counts=b"\7\0\0\0", token_ids=bytes(4)
-        )
+        short = front_pb2.Tokens(keys=(1).to_bytes(8, "little"), token_ids=bytes(8))
         await stack.scheduler.send_all(front_pb2.SchedulerToFrontFrame(tokens=short))
         for front in stack.scheduler._fronts:
             await stack.scheduler._socket.send_multipart([front, b"\xff\xff no frame"])
