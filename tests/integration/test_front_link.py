@@ -54,9 +54,7 @@ async def test_zmq_04_no_frame_is_lost_whatever_the_readers_do() -> None:
             for number in range(num_frames):
                 frame = front_pb2.SchedulerToFrontFrame(
                     tokens=front_pb2.Tokens(
-                        keys=key.to_bytes(8, "little"),
-                        indices=bytes(4),
-                        counts=(1).to_bytes(4, "little"),
+                        keys=output_key(0, key, 0).to_bytes(8, "little"),
                         token_ids=number.to_bytes(4, "little"),
                     )
                 )
