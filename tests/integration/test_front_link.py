@@ -11,6 +11,7 @@ from support.fake_scheduler import FakeScheduler
 
 from scheduler_svc.front.errors import FrontError
 from scheduler_svc.front.scheduler_link import SchedulerLink
+from scheduler_svc.output_key import output_key
 
 
 class Numbers:
