@@ -31,6 +31,7 @@ class WorkerConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="ignore", protected_namespaces=(), frozen=True)
 
     model: Path = Field(description="Hugging Face directory with safetensors, or a .gguf file")
+    tokenizer: Path | None = Field(None, description="directory with another tokenizer.json than the model's own")
     scheduler: str = Field(description="endpoint of the scheduler, ipc:///PATH or tcp://HOST:PORT")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of weights and activations")

@@ -6,12 +6,14 @@ in memory is not part of it but of the cache fingerprint, which says what a page
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from gpu_worker.errors import ModelLoadError
-from gpu_worker.weights.checkpoint import Checkpoint
+from gpu_worker.weights.checkpoint import Checkpoint, TextAssets
+from gpu_worker.weights.hf_text import read_text_assets
 
 HASH_VERSION = 1
 """Version of the page hash scheme this worker's inventory speaks of."""
@@ -39,10 +41,22 @@ class ModelCard:
 
 
 def make_model_card(
-    checkpoint: Checkpoint, *, name: str, max_model_len: int, dtype: str, kv_cache_dtype: str
+    checkpoint: Checkpoint,
+    *,
+    name: str,
+    max_model_len: int,
+    dtype: str,
+    kv_cache_dtype: str,
+    tokenizer: Path | None = None,
 ) -> ModelCard:
-    """Raises ModelLoadError if the tokenizer is missing, unreadable, or knows no token the model has."""
-    text = checkpoint.text_assets()
+    """``tokenizer`` is a directory whose tokenizer and chat template take the place of the checkpoint's.
+
+    Raises ModelLoadError if the tokenizer is missing, unreadable, or knows no token the model has.
+    """
+    text, digest = checkpoint.text_assets(), checkpoint.digest()
+    if tokenizer is not None:
+        text = _with_tokenizer(text, tokenizer)
+        digest = hashlib.sha256(digest.encode() + text.tokenizer_json).hexdigest()
     vocab_size = min(_num_token_ids(checkpoint, text.tokenizer_json), checkpoint.config.vocab_size)
     outside = [token_id for token_id in text.eos_token_ids if not 0 <= token_id < vocab_size]
     if outside:
@@ -60,8 +74,19 @@ def make_model_card(
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
         quantization=checkpoint.quantization,
-        digest=checkpoint.digest(),
+        digest=digest,
         generation_defaults=text.generation_defaults,
+    )
+
+
+def _with_tokenizer(text: TextAssets, directory: Path) -> TextAssets:
+    """Another tokenizer; which ids end an output, and the sampling defaults, stay the checkpoint's."""
+    other = read_text_assets(directory, {})
+    return replace(
+        text,
+        tokenizer_json=other.tokenizer_json,
+        chat_template=other.chat_template or text.chat_template,
+        special_tokens={**text.special_tokens, **other.special_tokens},
     )
 
 

@@ -72,6 +72,7 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     card = make_model_card(
         checkpoint,
         name=config.served_model_name or _name(config.model),
+        tokenizer=config.tokenizer,
         max_model_len=max_model_len,
         dtype=dtype_name,
         kv_cache_dtype=dtype_name,

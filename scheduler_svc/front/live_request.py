@@ -210,7 +210,9 @@ class LiveRequest:
         text = text if self._prepared.wants_text else ""
         token_ids = token_ids if self._prepared.wants_token_ids else ()
         if text or token_ids:
-            delta = generation_pb2.Delta(index=output.index, text=text, token_ids=token_ids)
+            delta = generation_pb2.Delta(
+                index=output.index, text=text, token_ids=token_ids, num_output_tokens=output.num_decoded
+            )
             events.append(self._response(delta=delta))
 
     def _response(self, **event: Any) -> Any:
@@ -222,7 +224,10 @@ class LiveRequest:
             for output in self._outputs
             if output.stop_string is not None and output.ending is not None
         )
-        return summary_message(self._ended, seed=self._prepared.submit.seed, num_overrun=overrun)
+        summary = summary_message(self._ended, seed=self._prepared.submit.seed, num_overrun=overrun)
+        if self._prepared.wants_prompt_token_ids:
+            summary.prompt_token_ids.extend(self._prepared.prompt)
+        return summary
 
     def _hold(self, held: Any) -> None:
         """The scheduler waits to hear whether a stop string comes before this ending."""

@@ -83,6 +83,11 @@ class Output:
         return len(self._slot)
 
     @property
+    def num_decoded(self) -> int:
+        """Tokens decoded, of which a `take` leaves none."""
+        return self._num_decoded
+
+    @property
     def num_received(self) -> int:
         """Tokens received, those behind a stop string left out."""
         return self._num_decoded + len(self._slot)

@@ -81,6 +81,7 @@ def _prepared(request: Any, prompt: "array[int]", kind: str, serving: Serving) -
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
         wants_text=wants_text,
         wants_token_ids=output.token_ids,
+        wants_prompt_token_ids=output.prompt_token_ids,
         progress_events=output.progress_events,
         max_delay_seconds=output.max_delay_ms / 1000,
     )

@@ -26,6 +26,8 @@ from .errors import (
     UnavailableError,
     UnimplementedError,
 )
+from .llm import LLM
+from .request_output import CompletionOutput, Logprob, RequestOutput
 from .results import (
     Admitted,
     ChatMessage,
@@ -47,14 +49,17 @@ from .results import (
     TokenLogprob,
     Usage,
 )
+from .sampling_params import SamplingParams
 
 __all__ = [
+    "LLM",
     "Admitted",
     "AlreadyExistsError",
     "AsyncClient",
     "AsyncStream",
     "ChatMessage",
     "Client",
+    "CompletionOutput",
     "DeadlineExceededError",
     "Delta",
     "Event",
@@ -68,6 +73,7 @@ __all__ = [
     "InternalError",
     "InvalidRequestError",
     "Load",
+    "Logprob",
     "Model",
     "NotFoundError",
     "Output",
@@ -78,6 +84,8 @@ __all__ = [
     "Prefill",
     "Queued",
     "RequestCancelledError",
+    "RequestOutput",
+    "SamplingParams",
     "ServerError",
     "StackError",
     "Stream",

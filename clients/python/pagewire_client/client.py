@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ from pagewire.v1.model_pb2_grpc import ModelServiceStub
 
 from . import convert
 from .channel import Tls, call_metadata, channel_options, health_number, health_request
-from .errors import RequestCancelledError, from_rpc_error
+from .errors import RequestCancelledError, ServerError, from_rpc_error
 from .joining import Joiner
+from .many import run_many
 from .options import GenerateOptions, Messages, Prompt, chat_request, fill_chat, prompt_options, text_request
 from .results import Event, Generation, HealthStatus, Load, Model
 
@@ -119,6 +120,16 @@ class Client:
     ) -> Stream:
         """Answers a conversation; yields events as they come."""
         return self._stream(chat_request(messages, options), timeout)
+
+    def run_many(
+        self, requests: Iterable[generation_pb2.GenerateRequest], *, timeout: float | None = None
+    ) -> Iterator[tuple[str, Generation | ServerError]]:
+        """Runs requests with ids of their own over one stream; yields (id, outcome) in the order in which they end.
+
+        Raises: ServerError if the stream as a whole breaks.
+        """
+        deadline = self._timeout if timeout is None else timeout
+        return run_many(self._generation.GenerateMany, requests, timeout=deadline, metadata=self._metadata)
 
     def cancel(self, request_id: str, *, timeout: float | None = None) -> None:
         """Ends a request from elsewhere; its stream ends with CANCELLED outputs. Raises: NotFoundError."""

@@ -55,6 +55,7 @@ def _delta(message: generation_pb2.Delta) -> results.Delta:
         text=message.text,
         token_ids=tuple(message.token_ids),
         logprobs=logprobs(message.logprobs) if message.HasField("logprobs") else None,
+        num_output_tokens=message.num_output_tokens,
     )
 
 
@@ -103,6 +104,7 @@ def summary(message: generation_pb2.Summary) -> results.Summary:
         ),
         seed=message.seed,
         worker_id=message.worker_id,
+        prompt_token_ids=tuple(message.prompt_token_ids),
     )
 
 

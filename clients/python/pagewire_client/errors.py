@@ -165,6 +165,12 @@ def from_rpc_error(error: grpc.RpcError) -> ServerError:
     return server_error(code or grpc.StatusCode.UNKNOWN, message or "", status_details(trailers))
 
 
+def from_status(status: status_pb2.Status) -> ServerError:
+    """The error of the tree for a google.rpc.Status inside a message."""
+    code = next((code for code in grpc.StatusCode if code.value[0] == status.code), grpc.StatusCode.UNKNOWN)
+    return server_error(code, status.message, _decode(status))
+
+
 def invalid_field(name: str, description: str) -> InvalidRequestError:
     """The error for a field this side can already see is invalid; the same type a server's refusal has."""
     violation = FieldViolation(field=name, description=description)

@@ -60,6 +60,7 @@ class GenerateOptions(TypedDict, total=False):
     prompt_logprobs: int | None
     text: bool | None
     token_ids: bool | None
+    prompt_token_ids: bool | None
     skip_special_tokens: bool | None
     progress_events: bool | None
     max_delay_ms: int | None
@@ -85,7 +86,7 @@ _PLACES: dict[str, str] = {
     **dict.fromkeys(("logit_bias", "allowed_token_ids", "bad_words"), "sampling"),
     **dict.fromkeys(("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop"), "stop"),
     **dict.fromkeys(("n", "logprobs", "prompt_logprobs", "text", "token_ids", "skip_special_tokens"), "output"),
-    **dict.fromkeys(("progress_events", "max_delay_ms"), "output"),
+    **dict.fromkeys(("progress_events", "max_delay_ms", "prompt_token_ids"), "output"),
     **dict.fromkeys(
         ("priority", "cache_salt", "bypass_prefix_cache", "time_limit_ms", "resume_grace_ms"), "scheduling"
     ),

@@ -84,12 +84,16 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """New text and token ids of output ``index``; ``logprobs`` has one tuple a token, if asked for."""
+    """New text and token ids of output ``index``; ``logprobs`` has one tuple a token, if asked for.
+
+    ``num_output_tokens`` counts the output's tokens up to here, those of earlier deltas included.
+    """
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
+    num_output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +127,13 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The end of a request."""
+    """The end of a request. ``prompt_token_ids`` is empty unless it was asked for."""
 
     usage: Usage
     timings: Timings
     seed: int
     worker_id: str
+    prompt_token_ids: tuple[int, ...] = ()
 
 
 Event = Queued | Admitted | Prefill | Preempted | Heartbeat | Delta | Finished | Summary

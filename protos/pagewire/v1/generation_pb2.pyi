@@ -153,7 +153,7 @@ class StopOptions(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop: _Optional[bool] = ...) -> None: ...
 
 class OutputOptions(_message.Message):
-    __slots__ = ("n", "logprobs", "prompt_logprobs", "text", "token_ids", "skip_special_tokens", "progress_events", "max_delay_ms")
+    __slots__ = ("n", "logprobs", "prompt_logprobs", "text", "token_ids", "skip_special_tokens", "progress_events", "max_delay_ms", "prompt_token_ids")
     N_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class OutputOptions(_message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_EVENTS_FIELD_NUMBER: _ClassVar[int]
     MAX_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     n: int
     logprobs: int
     prompt_logprobs: int
@@ -170,7 +171,8 @@ class OutputOptions(_message.Message):
     skip_special_tokens: bool
     progress_events: bool
     max_delay_ms: int
-    def __init__(self, n: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., text: _Optional[bool] = ..., token_ids: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., progress_events: _Optional[bool] = ..., max_delay_ms: _Optional[int] = ...) -> None: ...
+    prompt_token_ids: bool
+    def __init__(self, n: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., text: _Optional[bool] = ..., token_ids: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., progress_events: _Optional[bool] = ..., max_delay_ms: _Optional[int] = ..., prompt_token_ids: _Optional[bool] = ...) -> None: ...
 
 class SchedulingOptions(_message.Message):
     __slots__ = ("priority", "cache_salt", "bypass_prefix_cache", "time_limit_ms", "resume_grace_ms")
@@ -262,16 +264,18 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("index", "text", "token_ids", "logprobs")
+    __slots__ = ("index", "text", "token_ids", "logprobs", "num_output_tokens")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     index: int
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: Logprobs
-    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+    num_output_tokens: int
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("width", "token_ids", "logprobs", "ranks")
@@ -298,16 +302,18 @@ class Finished(_message.Message):
     def __init__(self, index: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("usage", "timings", "seed", "worker_id")
+    __slots__ = ("usage", "timings", "seed", "worker_id", "prompt_token_ids")
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     usage: Usage
     timings: Timings
     seed: int
     worker_id: str
-    def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., seed: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., seed: _Optional[int] = ..., worker_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "cached_tokens", "output_tokens", "recomputed_tokens")
@@ -404,12 +410,16 @@ class ResumeGenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[ResumePosition, _Mapping]]] = ...) -> None: ...
 
 class ResumePosition(_message.Message):
-    __slots__ = ("index", "num_received_tokens")
+    __slots__ = ("index", "num_received_tokens", "received_tail", "received_finished")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_RECEIVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_TAIL_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FINISHED_FIELD_NUMBER: _ClassVar[int]
     index: int
     num_received_tokens: int
-    def __init__(self, index: _Optional[int] = ..., num_received_tokens: _Optional[int] = ...) -> None: ...
+    received_tail: bool
+    received_finished: bool
+    def __init__(self, index: _Optional[int] = ..., num_received_tokens: _Optional[int] = ..., received_tail: _Optional[bool] = ..., received_finished: _Optional[bool] = ...) -> None: ...
 
 class ResumeGenerateResponse(_message.Message):
     __slots__ = ("response",)

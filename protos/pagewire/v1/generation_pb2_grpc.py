@@ -116,7 +116,8 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeGenerate(self, request, context):
-        """Continues a stream that broke, within the request's `resume_grace_ms`; nothing is lost or repeated.
+        """Continues a stream that broke, within the request's `resume_grace_ms` and through any front; nothing is lost or repeated.
+        A stream that still reads the request ends with CANCELLED. NOT_FOUND when there is no such request with a grace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

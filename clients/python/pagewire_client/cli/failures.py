@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from ..errors import PagewireError, StackError, UnavailableError
+from ..model_path import ModelNotFoundError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -13,7 +14,7 @@ EXIT_INTERRUPTED = 130
 
 
 class UsageError(PagewireError):
-    """The command line itself is wrong: an unknown flag, a missing value, a model that is not there."""
+    """The command line itself is wrong: an unknown flag, a missing value."""
 
 
 def error_line(error: PagewireError) -> str:
@@ -24,7 +25,9 @@ def error_line(error: PagewireError) -> str:
 
 
 def exit_code(error: PagewireError) -> int:
-    """The exit code for an error. A service that refused its configuration makes it ours."""
-    if isinstance(error, UsageError) or (isinstance(error, StackError) and error.exit_code == EXIT_USAGE):
+    """The exit code for an error. A service that refused its configuration makes it ours, as does a wrong MODEL."""
+    if isinstance(error, UsageError | ModelNotFoundError) or (
+        isinstance(error, StackError) and error.exit_code == EXIT_USAGE
+    ):
         return EXIT_USAGE
     return EXIT_FAILED

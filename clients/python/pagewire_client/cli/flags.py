@@ -110,6 +110,7 @@ FLAGS: tuple[Flag, ...] = (
         (Role.WORKER,),
         {
             "scheduler": "endpoint of the scheduler (serve sets it)",
+            "tokenizer": "directory with another tokenizer.json than the model's own",
             "device": "auto, cuda or cpu (default auto)",
             "dtype": "type of weights and activations (default auto)",
             "kv-cache-dtype": "type of the KV cache (default auto)",

@@ -1,26 +1,19 @@
-"""Which model a command means: a directory, a file, a hub id, or the embedded one."""
+"""Which model a command means, with progress bars while it is fetched."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ..fetch import fetch_embedded
-from ..hub import fetch_from_hub, is_hub_id
-from .failures import UsageError
+from .. import model_path
 from .output import progress_bars
 
 
 def local_model(name: str | None) -> str:
-    """Path of a model on this machine, fetched if need be. Raises: UsageError, FetchError."""
-    if name is None:
-        with progress_bars() as progress:
-            return str(fetch_embedded(progress))
-    path = Path(name).expanduser()
-    if path.exists():
-        return str(path.resolve())
-    if path.suffix == ".gguf" or not is_hub_id(name):
-        raise UsageError(f"no model at {name}: MODEL is a directory, a .gguf file, a hub id (owner/name), or left out")
-    return str(fetch_from_hub(name))
+    """Path of a model on this machine, fetched if need be. Raises: FetchError."""
+    if name is not None:
+        return model_path.local_model(name)
+    with progress_bars() as progress:
+        return model_path.local_model(None, progress)
 
 
 def size_on_disk(model: str) -> int:

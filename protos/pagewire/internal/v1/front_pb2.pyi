@@ -38,7 +38,7 @@ END_REASON_SHUTDOWN: EndReason
 END_REASON_NO_PAGES: EndReason
 
 class FrontFrame(_message.Message):
-    __slots__ = ("session", "front_id", "hello", "submits", "cancels", "stops", "scanned", "queries", "heartbeat")
+    __slots__ = ("session", "front_id", "hello", "submits", "cancels", "stops", "scanned", "queries", "heartbeat", "resumes")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FRONT_ID_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class FrontFrame(_message.Message):
     SCANNED_FIELD_NUMBER: _ClassVar[int]
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
     session: int
     front_id: int
     hello: FrontHello
@@ -57,7 +58,8 @@ class FrontFrame(_message.Message):
     scanned: _containers.RepeatedCompositeFieldContainer[Scanned]
     queries: _containers.RepeatedCompositeFieldContainer[Query]
     heartbeat: bool
-    def __init__(self, session: _Optional[int] = ..., front_id: _Optional[int] = ..., hello: _Optional[_Union[FrontHello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ..., stops: _Optional[_Iterable[_Union[Stop, _Mapping]]] = ..., scanned: _Optional[_Iterable[_Union[Scanned, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., heartbeat: _Optional[bool] = ...) -> None: ...
+    resumes: _containers.RepeatedCompositeFieldContainer[Resume]
+    def __init__(self, session: _Optional[int] = ..., front_id: _Optional[int] = ..., hello: _Optional[_Union[FrontHello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ..., stops: _Optional[_Iterable[_Union[Stop, _Mapping]]] = ..., scanned: _Optional[_Iterable[_Union[Scanned, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., heartbeat: _Optional[bool] = ..., resumes: _Optional[_Iterable[_Union[Resume, _Mapping]]] = ...) -> None: ...
 
 class FrontHello(_message.Message):
     __slots__ = ("protocol_version", "pid")
@@ -68,7 +70,7 @@ class FrontHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("key", "request_id", "tenant", "prompt_token_ids", "page_hashes", "root_hash", "n", "max_tokens", "stop_token_ids", "hold_endings", "deadline_ms", "time_limit_ms", "priority", "seed", "temperature", "top_p", "top_k", "min_p", "options", "grammar", "resume_grace_ms", "progress_events")
+    __slots__ = ("key", "request_id", "tenant", "prompt_token_ids", "page_hashes", "root_hash", "n", "max_tokens", "stop_token_ids", "hold_endings", "deadline_ms", "time_limit_ms", "priority", "seed", "temperature", "top_p", "top_k", "min_p", "options", "grammar", "resume_grace_ms", "progress_events", "front_options", "content_digest")
     KEY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +93,8 @@ class Submit(_message.Message):
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     RESUME_GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    FRONT_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     key: int
     request_id: str
     tenant: str
@@ -113,15 +117,29 @@ class Submit(_message.Message):
     grammar: _worker_pb2.Grammar
     resume_grace_ms: int
     progress_events: bool
-    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., page_hashes: _Optional[bytes] = ..., root_hash: _Optional[bytes] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., hold_endings: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., time_limit_ms: _Optional[int] = ..., priority: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., options: _Optional[_Union[_worker_pb2.RowOptions, _Mapping]] = ..., grammar: _Optional[_Union[_worker_pb2.Grammar, _Mapping]] = ..., resume_grace_ms: _Optional[int] = ..., progress_events: _Optional[bool] = ...) -> None: ...
+    front_options: bytes
+    content_digest: bytes
+    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., page_hashes: _Optional[bytes] = ..., root_hash: _Optional[bytes] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., hold_endings: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., time_limit_ms: _Optional[int] = ..., priority: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., options: _Optional[_Union[_worker_pb2.RowOptions, _Mapping]] = ..., grammar: _Optional[_Union[_worker_pb2.Grammar, _Mapping]] = ..., resume_grace_ms: _Optional[int] = ..., progress_events: _Optional[bool] = ..., front_options: _Optional[bytes] = ..., content_digest: _Optional[bytes] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ("key", "tenant", "request_id")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    tenant: str
+    request_id: str
+    def __init__(self, key: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class Cancel(_message.Message):
-    __slots__ = ("key", "deadline")
+    __slots__ = ("key", "deadline", "broken")
     KEY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
     key: int
     deadline: bool
-    def __init__(self, key: _Optional[int] = ..., deadline: _Optional[bool] = ...) -> None: ...
+    broken: bool
+    def __init__(self, key: _Optional[int] = ..., deadline: _Optional[bool] = ..., broken: _Optional[bool] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("key", "index", "num_output_tokens")
@@ -206,7 +224,7 @@ class Tokens(_message.Message):
     def __init__(self, keys: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("key", "rejected", "queued", "admitted", "prefill", "preempted", "held", "output_ended", "ended")
+    __slots__ = ("key", "rejected", "queued", "admitted", "prefill", "preempted", "held", "output_ended", "ended", "resumed")
     KEY_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +234,7 @@ class RequestEvent(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_ENDED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     key: int
     rejected: Rejected
     queued: QueuedEvent
@@ -225,7 +244,14 @@ class RequestEvent(_message.Message):
     held: HeldEnding
     output_ended: OutputEnded
     ended: RequestEnded
-    def __init__(self, key: _Optional[int] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., queued: _Optional[_Union[QueuedEvent, _Mapping]] = ..., admitted: _Optional[_Union[AdmittedEvent, _Mapping]] = ..., prefill: _Optional[_Union[PrefillEvent, _Mapping]] = ..., preempted: _Optional[_Union[PreemptedEvent, _Mapping]] = ..., held: _Optional[_Union[HeldEnding, _Mapping]] = ..., output_ended: _Optional[_Union[OutputEnded, _Mapping]] = ..., ended: _Optional[_Union[RequestEnded, _Mapping]] = ...) -> None: ...
+    resumed: Resumed
+    def __init__(self, key: _Optional[int] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., queued: _Optional[_Union[QueuedEvent, _Mapping]] = ..., admitted: _Optional[_Union[AdmittedEvent, _Mapping]] = ..., prefill: _Optional[_Union[PrefillEvent, _Mapping]] = ..., preempted: _Optional[_Union[PreemptedEvent, _Mapping]] = ..., held: _Optional[_Union[HeldEnding, _Mapping]] = ..., output_ended: _Optional[_Union[OutputEnded, _Mapping]] = ..., ended: _Optional[_Union[RequestEnded, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ...) -> None: ...
+
+class Resumed(_message.Message):
+    __slots__ = ("submit",)
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    submit: Submit
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("code", "reason", "message", "field", "retry_ms")

@@ -1,0 +1,63 @@
+"""Many requests over one GenerateMany stream: what became of each, as they end.
+
+Invariants: every request yields once, a whole Generation or the error that it ended with; a failing request touches no
+other; leaving the iteration early, however, cancels what still runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import grpc
+from pagewire.v1 import generation_pb2 as pb
+
+from . import convert
+from .errors import InternalError, ServerError, from_rpc_error, from_status
+from .joining import Joiner
+from .results import Generation, Summary
+
+
+def run_many(
+    method: Any, requests: Iterable[pb.GenerateRequest], **call: Any
+) -> Iterator[tuple[str, Generation | ServerError]]:
+    """Sends requests, each with an id of its own, and yields (id, outcome) in the order in which they end.
+
+    ``method`` is the stub's GenerateMany, ``call`` its timeout and metadata. Raises: ServerError if the stream breaks.
+    """
+    joiners: dict[str, Joiner] = {}
+
+    def start() -> Iterator[pb.GenerateManyRequest]:
+        for request in requests:
+            joiners[request.request_id] = Joiner()
+            yield pb.GenerateManyRequest(start=request)
+
+    stream = method(start(), **call)
+    try:
+        for message in stream:
+            for event in message.events:
+                ended = _take(joiners, event)
+                if ended is not None:
+                    yield ended
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from None
+    finally:
+        stream.cancel()
+    if joiners:
+        raise InternalError(f"{len(joiners)} requests never ended", code=grpc.StatusCode.DATA_LOSS)
+
+
+def _take(joiners: dict[str, Joiner], message: pb.GenerateManyEvent) -> tuple[str, Generation | ServerError] | None:
+    """What an event ends, if it ends one."""
+    if message.HasField("failure"):
+        request_id = message.failure.request_id
+        joiners.pop(request_id, None)
+        return request_id, from_status(message.failure.status)
+    request_id = message.response.request_id
+    event = convert.event(message.response)
+    if event is None or request_id not in joiners:
+        return None
+    joiners[request_id].add(event)
+    if not isinstance(event, Summary):
+        return None
+    return request_id, joiners.pop(request_id).result(request_id)

@@ -1,0 +1,108 @@
+"""The offline API's values: names that become flags and options, names that are refused, outputs of failed prompts."""
+
+import warnings
+from typing import Any
+
+import grpc
+import pytest
+from pagewire_client import LLM, Generation, InvalidRequestError, SamplingParams
+from pagewire_client.engine_arguments import stack_arguments
+from pagewire_client.options import text_request
+from pagewire_client.request_output import request_output
+from pagewire_client.results import FinishReason, Output, Summary, Timings, Usage
+
+
+def test_arguments_become_flags() -> None:
+    made = stack_arguments(
+        {
+            "dtype": "half",
+            "quantization": None,
+            "max_model_len": 4096,
+            "max_num_batched_tokens": 8192,
+            "max_num_seqs": 256,
+            "enable_prefix_caching": False,
+            "gpu_memory_utilization": 0.95,
+            "block_size": 16,
+            "tensor_parallel_size": 1,
+            "served_model_name": "mine",
+            "tokenizer": "path",
+            "seed": 3,
+            "num_workers": 2,
+            "trust_remote_code": False,
+        }
+    )
+    both = ["--max-model-len", "4096", "--max-num-batched-tokens", "8192", "--max-num-seqs", "256"]
+    assert made.scheduler == [*both, "--no-enable-prefix-caching"]
+    assert made.worker == [
+        *("--dtype", "float16", *both, "--gpu-memory-utilization", "0.95", "--page-size", "16"),
+        *("--tensor-parallel-size", "1", "--served-model-name", "mine", "--tokenizer", "path"),
+    ]
+    assert (made.seed, made.num_workers) == (3, 2)
+
+
+@pytest.mark.parametrize("name", ["swap_space", "enforce_eager", "disable_log_stats"])
+def test_arguments_without_effect_say_so_once(name: str) -> None:
+    with pytest.warns(UserWarning, match=f"{name} has no effect") as seen:
+        made = stack_arguments({name: 4})
+    assert len(seen) == 1
+    assert made.scheduler + made.worker == []
+
+
+def test_code_of_a_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="trust_remote_code=True is refused: code"):
+        LLM("model", trust_remote_code=True)
+
+
+def test_unknown_names_tell_the_nearest_known_one() -> None:
+    call: Any = LLM
+    with pytest.raises(TypeError, match="LLM has no argument 'max_num_sequences'; did you mean 'max_num_seqs'"):
+        call("model", max_num_sequences=3)
+    make: Any = SamplingParams
+    with pytest.raises(TypeError, match="SamplingParams has no argument 'temprature'; did you mean 'temperature'"):
+        make(temprature=0.5)
+
+
+def test_sampling_parameters_become_options() -> None:
+    params = SamplingParams(
+        temperature=0.5, top_k=-1, stop="x", detokenize=False, include_stop_str_in_output=True, logit_bias={3: 1.0}
+    )
+    request = text_request("a", params.options())
+    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (0.5, 1.0, 0)
+    assert request.sampling.HasField("top_k")
+    assert (request.stop.max_tokens, list(request.stop.stop), request.stop.include_stop) == (16, ["x"], True)
+    assert request.output.HasField("text")
+    assert not request.output.text
+    assert dict(request.sampling.logit_bias) == {3: 1.0}
+    assert not text_request("a", SamplingParams(max_tokens=None).options()).stop.HasField("max_tokens")
+
+
+def test_neutral_parameters_are_left_out() -> None:
+    request = text_request("a", SamplingParams().options())
+    assert not request.stop.HasField("min_tokens")
+    assert not request.sampling.HasField("presence_penalty")
+    assert request.sampling.HasField("repetition_penalty")  # a checkpoint may have another default
+
+
+def _generation(stop_reason: str | int | None) -> Generation:
+    output = Output(index=0, text="t", token_ids=(1, 2), finish_reason=FinishReason.STOP, stop_reason=stop_reason)
+    usage = Usage(prompt_tokens=2, cached_tokens=1, output_tokens=2, recomputed_tokens=0)
+    timings = Timings(queue_seconds=0, first_token_seconds=0, decode_seconds=0, total_seconds=1)
+    summary = Summary(usage=usage, timings=timings, seed=1, worker_id="w", prompt_token_ids=(7, 8))
+    return Generation(request_id="5", outputs=(output,), summary=summary)
+
+
+@pytest.mark.parametrize(("told", "shown"), [("s", "s"), (2, 2), (3, None), (None, None)])
+def test_outputs_have_the_known_names(told: str | int | None, shown: str | int | None) -> None:
+    params = SamplingParams(stop_token_ids=[2])
+    result = request_output("5", "p", "p", params, _generation(told))
+    assert (result.prompt, result.prompt_token_ids, result.num_cached_tokens) == ("p", [7, 8], 1)
+    only = result.outputs[0]
+    assert (only.text, only.token_ids, only.finish_reason, only.stop_reason) == ("t", [1, 2], "stop", shown)
+
+
+def test_a_failed_prompt_has_an_empty_output_and_its_error() -> None:
+    error = InvalidRequestError("no", code=grpc.StatusCode.INVALID_ARGUMENT)
+    with warnings.catch_warnings():
+        result = request_output("5", None, [1, 2], None, error)
+    assert (result.prompt_token_ids, result.error) == ([1, 2], error)
+    assert [(each.text, each.finish_reason) for each in result.outputs] == [("", "failed")]
