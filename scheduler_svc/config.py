@@ -15,11 +15,12 @@ import structlog
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(ge=0, le=86400)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Weight = Annotated[float, Field(gt=0, le=1e6)]
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
@@ -44,6 +45,14 @@ class SchedulerConfig(BaseSettings):
     enable_prefix_caching: bool = Field(True, description="reuse pages of common prefixes")
     long_prefill_token_threshold: CountOrZero = Field(0, description="most tokens of one prompt in a step; 0: no limit")
     max_queued_requests: CountOrZero = Field(0, description="most requests waiting; 0: no limit")
+    scheduling_policy: Literal["fcfs", "priority", "sjf"] = Field(
+        "priority", description="order of a tenant's requests: first come, priority and deadline, or shortest job first"
+    )
+    aging_seconds: Seconds = Field(300, description="longest time that a deadline or a length holds a request back")
+    tenant_fairness: bool = Field(True, description="share the workers among tenants by what they were served")
+    tenant_weights: Annotated[dict[str, Weight], NoDecode] = Field(
+        {}, description="shares of tenants that differ from 1: NAME=WEIGHT,NAME=WEIGHT"
+    )
     slow_reader_seconds: Seconds = Field(30, description="patience with a caller that does not read")
     worker_lost_seconds: Seconds = Field(5, description="how long requests wait when there is no worker any more")
     worker_timeout_seconds: Annotated[float, Field(ge=0.5, le=3600)] = Field(
@@ -61,6 +70,16 @@ class SchedulerConfig(BaseSettings):
         if value and not value.startswith("ipc://") and not _is_loopback_tcp(value):
             raise ValueError("ipc://PATH or tcp://127.0.0.1:PORT (links beyond this machine are not encrypted yet)")
         return value
+
+    @field_validator("tenant_weights", mode="before")
+    @classmethod
+    def _pairs(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [pair.rpartition("=") for pair in value.split(",") if pair]
+        if not all(name and weight for name, _, weight in pairs):
+            raise ValueError("must be NAME=WEIGHT,NAME=WEIGHT")
+        return {name.strip(): weight for name, _, weight in pairs}
 
     @model_validator(mode="after")
     def _private_or_allowed(self) -> "SchedulerConfig":

@@ -170,7 +170,7 @@ class FrontDesk:
             self._reject(front_id, front_key, Code.INTERNAL, "INTERNAL", "the scheduler failed on this request")
             return
         if request.progress_events:
-            position = max(0, self._core.counts().num_waiting - len(request.outputs))
+            position = max(0, self._core.num_waiting - len(request.outputs))
             event = codec.queued(front_key, position, "waits for its turn")
             self._link.outbox(front_id).add_progress(front_key, "queued", event)
         self.deliver(events, now)
@@ -207,7 +207,7 @@ class FrontDesk:
     def _retry_ms(self, code: Code, now: float) -> int | None:
         if code != Code.RESOURCE_EXHAUSTED:
             return None
-        return self._rate.retry_ms(self._core.counts().num_waiting, now)
+        return self._rate.retry_ms(self._core.num_waiting, now)
 
     def _abandon(self, request: Request, now: float) -> None:
         """Ends a request without waiting for the core, which failed on it."""
@@ -282,6 +282,7 @@ def _new_request(output: Output, submission: Submission, now: float) -> NewReque
         )
     return NewRequest(
         key=output.key,
+        tenant=submission.tenant,
         prompt=submission.prompt,
         page_hashes=submission.page_hashes,
         root_hash=submission.root_hash,

@@ -17,7 +17,7 @@ import structlog
 from scheduler_svc import run_dir
 from scheduler_svc.children import FrontFailed, Fronts
 from scheduler_svc.config import SchedulerConfig, runtime_dir
-from scheduler_svc.core.types import CoreConfig
+from scheduler_svc.core.types import CoreConfig, SchedulingPolicy
 from scheduler_svc.engine import Engine, EngineSettings
 
 _FRONT_STOP_SECONDS = 10.0
@@ -100,6 +100,10 @@ class SchedulerProcess:
                 long_prefill_token_threshold=config.long_prefill_token_threshold,
                 worker_lost_seconds=config.worker_lost_seconds,
                 max_queued_requests=config.max_queued_requests,
+                scheduling_policy=SchedulingPolicy(config.scheduling_policy),
+                aging_seconds=config.aging_seconds,
+                tenant_fairness=config.tenant_fairness,
+                tenant_weights=config.tenant_weights,
             ),
         )
 

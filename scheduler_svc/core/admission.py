@@ -8,6 +8,7 @@ never block each other.
 Cost of a step: one look at the head while it does not fit, however many wait behind it.
 """
 
+from scheduler_svc.core.fairness import charge_cached
 from scheduler_svc.core.plan import PlanDraft
 from scheduler_svc.core.request import Order, Request, Residence, State
 from scheduler_svc.core.tally import Tally
@@ -91,6 +92,7 @@ class Admission:
         request.pages_needed = 0
         residence = worker.seat(request, cached)
         request.move(State.RUNNING)
+        charge_cached(residence)
         if not resumed:
             request.admitted_at = self._now
             request.num_cached_tokens = residence.num_computed

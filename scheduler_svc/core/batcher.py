@@ -5,6 +5,7 @@ stall for a prompt; chunks take what they leave of the budget, first come first 
 """
 
 from scheduler_svc.core.admission import Admission
+from scheduler_svc.core.fairness import charge_chunk, charge_decodes
 from scheduler_svc.core.plan import PlanDraft
 from scheduler_svc.core.request import Order, Residence, State
 from scheduler_svc.core.supply import PageSupply
@@ -23,6 +24,7 @@ def plan_step(worker: Worker, config: CoreConfig, tally: Tally, events: list[Eve
     batcher.schedule_prompts(now)
     plan = batcher.draft.build(worker)
     if plan is not None:
+        charge_decodes(worker)
         tally.num_steps += 1
         tally.num_computed_tokens += plan.num_scheduled_tokens
     return plan
@@ -128,6 +130,7 @@ class Batcher:
         again = min(request.num_seen, computed + num_tokens) - computed
         request.num_recomputed_tokens += max(again, 0)
         self.draft.add_chunk(residence, num_tokens)
+        charge_chunk(residence, computed)
         if request.hashes is not None:
             for index in range(computed // page_size, residence.num_computed // page_size):
                 self.draft.add_fill(residence, index)

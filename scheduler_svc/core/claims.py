@@ -12,7 +12,7 @@ from heapq import heappush
 
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.types import PageHash, RequestKey
-from scheduler_svc.core.waiting import Heap
+from scheduler_svc.core.waiting import Parked
 
 
 class _Claim:
@@ -20,7 +20,7 @@ class _Claim:
 
     def __init__(self, claimer: Request) -> None:
         self.claimer = claimer
-        self.parked: Heap = []
+        self.parked: Parked = {}
 
 
 class Claims:
@@ -56,23 +56,23 @@ class Claims:
 
     def park(self, request: Request, page_hash: PageHash) -> None:
         """Lets a waiting request wait for a claim's end."""
-        heappush(self._claims[page_hash].parked, (request.order, request))
+        heappush(self._claims[page_hash].parked.setdefault(request.account, []), (request.order, request))
 
-    def end(self, page_hash: PageHash) -> Heap:
+    def end(self, page_hash: PageHash) -> Parked:
         """Ends a claim, whoever has it; returns whom it kept waiting."""
         claim = self._claims.pop(page_hash, None)
         if claim is None:
-            return []
+            return {}
         mine = self._open[claim.claimer.key]
         del mine[page_hash]
         if not mine:
             del self._open[claim.claimer.key]
         return claim.parked
 
-    def end_all(self, claimer: Request) -> list[Heap]:
+    def end_all(self, claimer: Request) -> list[Parked]:
         """Ends all of a claimer's claims; returns whom each of them kept waiting."""
         return [self._claims.pop(page_hash).parked for page_hash in self._open.pop(claimer.key, ())]
 
-    def items(self) -> Iterator[tuple[PageHash, Request, Heap]]:
+    def items(self) -> Iterator[tuple[PageHash, Request, Parked]]:
         """Name, claimer and parked requests of every claim."""
         return ((page_hash, claim.claimer, claim.parked) for page_hash, claim in self._claims.items())

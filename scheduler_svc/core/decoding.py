@@ -13,6 +13,7 @@ Invariant: every row the worker regards as decoding is in ``lanes`` or in ``read
 from array import array
 from bisect import bisect_left, insort
 
+from scheduler_svc.core.accounts import Account
 from scheduler_svc.core.request import Lane, Residence
 from scheduler_svc.core.step import NOBODY, Decoders, Fill
 from scheduler_svc.core.token_ring import Run
@@ -33,12 +34,15 @@ class Decoding:
         "_rows",
         "_snapshot",
         "lanes",
+        "num_lanes",
         "ready",
     )
 
     def __init__(self) -> None:
         self.lanes: dict[int, Lane] = {}
         """By row; those that began first come first."""
+        self.num_lanes: dict[Account, int] = {}
+        """Lanes by tenant; no zeros."""
         self.ready: dict[Row, Residence] = {}
         self._rows: array[int] = array("i")  # the rows of ``lanes``, ascending
         self._lanes: list[Lane] = []  # their lanes
@@ -71,6 +75,8 @@ class Decoding:
             self._end = row + 1
         else:
             del self._gaps[bisect_left(self._gaps, row)]
+        account = lane.request.account
+        self.num_lanes[account] = self.num_lanes.get(account, 0) + 1
         self._snapshot = None
 
     def sit_out(self, residence: Residence, last_step: StepId) -> None:
@@ -94,6 +100,10 @@ class Decoding:
         insort(self._gaps, row)
         while self._gaps and self._gaps[-1] == self._end - 1:
             self._end = self._gaps.pop()
+        account = residence.request.account
+        self.num_lanes[account] -= 1
+        if not self.num_lanes[account]:
+            del self.num_lanes[account]
         self._snapshot = None
 
     def appoint(self, residence: Residence, step_id: int) -> None:

@@ -144,7 +144,8 @@ def _check_requests(placement: Placement, registry: Registry) -> None:
     running: dict[int, Residence] = {}
     landing: set[int] = set()
     for worker in placement.workers.values():
-        parked = [request for _, _, heap in worker.claims.items() for _, request in heap]
+        heaps = [heap for _, _, parked in worker.claims.items() for heap in parked.values()]
+        parked = [request for heap in heaps for _, request in heap]
         waiting.update(request.key for request in worker.queue.requests())
         waiting.update(request.key for request in parked if request.state is State.WAITING)
         running.update((residence.request.key, residence) for residence in worker.rows.values())

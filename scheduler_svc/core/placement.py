@@ -79,7 +79,7 @@ class Placement:
         if request.residence is not None:
             worker.vacate(request.residence)
         elif request.state is State.WAITING:
-            worker.queue.note_gone()
+            worker.queue.note_gone(request)
 
     def collect(self, request: Request) -> None:
         """Completes a request's output by all tokens that have come."""

@@ -7,6 +7,7 @@ registry and is reported once. Invariant: a request is here exactly as long as i
 from collections.abc import Iterator
 
 from scheduler_svc.core.expiry import Expiry
+from scheduler_svc.core.fairness import settle
 from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.request import Request, State
 from scheduler_svc.core.tally import Tally
@@ -43,6 +44,8 @@ class Registry:
     def add(self, request: Request) -> None:
         """Takes a new request."""
         self._requests[request.key] = request
+        request.account.num_live += 1
+        request.account.begin_wait(request.num_tokens)
         self._expiry.watch(request)
 
     def finish(self, request: Request, reason: EndReason, now: float, stop_token_id: int | None = None) -> Event:
@@ -72,9 +75,12 @@ class Registry:
         """Ends a request in whatever state it is; its first ``num_output_tokens`` tokens count, all by default."""
         stage = request.stage
         self._placement.withdraw(request)
+        kept = len(request.output) if num_output_tokens is None else num_output_tokens
         if request.state is State.HELD:
             self._num_held -= 1
         request.move(State.ENDED)
+        settle(request, kept)
+        request.account.num_live -= 1
         del self._requests[request.key]
         self._expiry.note_gone(request)
         return Ended(
@@ -82,7 +88,7 @@ class Registry:
             reason=reason,
             num_prompt_tokens=request.num_prompt,
             num_cached_tokens=request.num_cached_tokens,
-            num_output_tokens=len(request.output) if num_output_tokens is None else num_output_tokens,
+            num_output_tokens=kept,
             num_recomputed_tokens=request.num_recomputed_tokens,
             stop_token_id=request.stop_token_id if reason is EndReason.STOP_TOKEN else None,
             submitted_at=request.submitted_at,

@@ -22,12 +22,13 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
+from scheduler_svc.core.accounts import Account
 from scheduler_svc.core.errors import InvariantViolation
 from scheduler_svc.core.page_hash import hash_pages
 from scheduler_svc.core.types import EndReason, NewRequest, PageHash, PageId, Row, StepId, WorkerId
 
-Order = tuple[int, int]
-"""Sorts requests: higher priority first, then earlier arrival. Unique, so requests are never compared themselves."""
+Order = tuple[float, float, int]
+"""Sorts requests, see policy.py. Unique, so requests are never compared themselves."""
 
 
 class Lane(NamedTuple):
@@ -115,6 +116,11 @@ class Residence:
         return Lane(self.request, self.row, self.num_computed + 1 - self.request.num_prompt - step_id)
 
     @property
+    def num_sampled(self) -> int:
+        """Output tokens scheduled when all planned steps are done; not to be asked while there is a lane."""
+        return max(self.num_known, self.num_computed + (self.num_computed >= self.num_known)) - self.request.num_prompt
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether it has still to compute tokens that are known."""
         return self.num_computed < self.num_known
@@ -125,11 +131,13 @@ class Request:
 
     __slots__ = (
         "accepts_tokens",
+        "account",
         "admitted_at",
         "broken",
         "ending",
         "first_token_at",
         "hashes",
+        "is_fork",
         "key",
         "last_token_at",
         "load",
@@ -140,10 +148,12 @@ class Request:
         "num_preemptions",
         "num_prompt",
         "num_recomputed_tokens",
+        "num_sampled",
         "num_seen",
         "order",
         "output",
         "pages_needed",
+        "priority",
         "prompt",
         "residence",
         "row",
@@ -155,15 +165,23 @@ class Request:
         "worker_id",
     )
 
-    def __init__(self, new: NewRequest, arrival: int, use_cache: bool, now: float) -> None:
+    def __init__(
+        self, new: NewRequest, order: Order, account: Account, *, priority: int, use_cache: bool, now: float
+    ) -> None:
         self.new = new
+        self.account = account
+        """Whom it is charged to."""
         self.key = new.key
         self.prompt = new.prompt
         self.num_prompt = len(new.prompt)
         self.output: array[int] = array("i")
         """As far as it has been collected from its worker, see Worker.collect; complete while it waits."""
         self.stop_token_ids = new.stop_token_ids
-        self.order: Order = (-new.priority, arrival)
+        self.order = order
+        self.priority = priority
+        """Its priority, if that counts."""
+        self.is_fork = new.sampling.output_index > 0
+        """Its prompt is another output's too, which is charged for it."""
         self.hashes: list[PageHash] | None = None
         """Names of the leading full pages as far as they were needed; None: not cached, neither read nor published."""
         if use_cache and new.root_hash:
@@ -187,6 +205,8 @@ class Request:
         self.num_recomputed_tokens = 0
         self.num_seen = 0
         """Most tokens it ever had computed; computing one of them again is recomputation."""
+        self.num_sampled = 0
+        """Output tokens scheduled, those in flight included; not kept up to date while it runs."""
         self.num_preemptions = 0
         self.ending: EndReason | None = None
         """The ending that is held."""
@@ -219,6 +239,10 @@ class Request:
         """
         if state not in MOVES[self.state]:
             raise InvariantViolation(f"request {self.key} cannot go from {self.state.value} to {state.value}")
+        if state is State.WAITING:
+            self.account.begin_wait(self.num_tokens)
+        elif self.state is State.WAITING:
+            self.account.end_wait(self.num_tokens)
         self.state = state
         self.accepts_tokens = state is State.RUNNING or state is State.LANDING
 

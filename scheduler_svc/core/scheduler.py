@@ -11,9 +11,12 @@ request ends.
 """
 
 from scheduler_svc.core import invariants
+from scheduler_svc.core.accounts import Accounts
 from scheduler_svc.core.batcher import plan_step
 from scheduler_svc.core.errors import RejectCode, RequestRejected, WorkerRejected
+from scheduler_svc.core.fairness import settle
 from scheduler_svc.core.placement import Placement
+from scheduler_svc.core.policy import order_of, priority_of
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.request import Request, State
 from scheduler_svc.core.results import apply_result
@@ -45,6 +48,7 @@ class Scheduler:
                 raise ValueError(f"{name} must be at least 1")
         self._config = config
         self._tally = Tally()
+        self._accounts = Accounts(config.tenant_weights, config.tenant_fairness)
         self._placement = Placement()
         self._registry = Registry(self._placement, self._tally)
         self._num_arrived = 0
@@ -58,7 +62,9 @@ class Scheduler:
         self._check(request)
         self._num_arrived += 1
         use_cache = self._config.enable_prefix_caching
-        taken = Request(request, self._num_arrived, use_cache, now)
+        order = order_of(request, self._config, self._placement.capacity, self._num_arrived, now)
+        account, priority = self._accounts.of(request.tenant), priority_of(request, self._config)
+        taken = Request(request, order, account, priority=priority, use_cache=use_cache, now=now)
         self._registry.add(taken)
         self._placement.place(taken, now)
         return []
@@ -157,12 +163,17 @@ class Scheduler:
         self._placement.collect(request)
         return len(request.output)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        return self._accounts.num_waiting
+
     def counts(self) -> Counts:
-        """A snapshot. Costs the number of workers and of requests that are landing."""
+        """A snapshot. Costs the number of workers."""
         workers, tally = self._placement.workers, self._tally
         return Counts(
             num_running=self._num_running(),
-            num_waiting=self._num_waiting(),
+            num_waiting=self.num_waiting,
             num_workers=len(workers),
             pages={worker_id: worker.counts() for worker_id, worker in workers.items()},
             num_preemptions=tally.num_preemptions,
@@ -172,6 +183,10 @@ class Scheduler:
             num_wasted_tokens=tally.num_wasted_tokens,
             num_steps=tally.num_steps,
         )
+
+    def charges(self) -> dict[str, float]:
+        """Tokens that each tenant was charged, as fairness.py counts them. Costs the number of tenants."""
+        return self._accounts.charges()
 
     def is_idle(self, worker_id: WorkerId) -> bool:
         """Whether a worker has nothing in flight, running or waiting; an unknown one has not."""
@@ -207,19 +222,14 @@ class Scheduler:
         if num_hashes and num_hashes != num_prompt // page_size:
             message = f"{num_hashes} hashes for {num_prompt} tokens are not those of pages of {page_size}"
             raise RequestRejected(RejectCode.INVALID, "page_hashes", message)
-        if limit and self._num_waiting() >= limit:
+        if limit and self.num_waiting >= limit:
             raise RequestRejected(RejectCode.QUEUE_FULL, "", f"{limit} requests are waiting already")
 
     def _num_running(self) -> int:
-        return sum(
-            len(worker.rows) + sum(1 for request in worker.landing() if request.state is State.LANDING)
-            for worker in self._placement.workers.values()
-        )
-
-    def _num_waiting(self) -> int:
-        return len(self._registry) - self._registry.num_held - self._num_running()
+        return len(self._registry) - self._registry.num_held - self.num_waiting
 
     def _lost(self, request: Request) -> Event:
+        settle(request, len(request.output))
         request.num_preemptions += 1
         self._tally.num_preemptions += 1
         return Preempted(key=request.key, reason="worker lost")

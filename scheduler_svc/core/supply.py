@@ -8,7 +8,7 @@ Rows ask in their order, so a victim is never older than who asks; the oldest re
 """
 
 from scheduler_svc.core.plan import PlanDraft
-from scheduler_svc.core.request import Residence, State
+from scheduler_svc.core.request import Order, Residence, State
 from scheduler_svc.core.tally import Tally
 from scheduler_svc.core.types import Event, Preempted
 from scheduler_svc.core.worker import Worker
@@ -59,5 +59,5 @@ class PageSupply:
         self._events.append(Preempted(key=request.key, reason="no pages"))
 
 
-def _order(residence: Residence) -> tuple[int, int]:
+def _order(residence: Residence) -> Order:
     return residence.request.order

@@ -5,7 +5,7 @@ token is four bytes and never an object of its own.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
@@ -36,6 +36,14 @@ class EndReason(Enum):
     SHUTDOWN = "shutdown"
 
 
+class SchedulingPolicy(Enum):
+    """In which order one tenant's waiting requests are served, see policy."""
+
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+    SJF = "sjf"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
     """Limits and policies; counts are tokens unless named otherwise."""
@@ -52,6 +60,13 @@ class CoreConfig:
     worker_lost_seconds: float = 5.0
     max_queued_requests: int = 0
     """0: no limit."""
+    scheduling_policy: SchedulingPolicy = SchedulingPolicy.PRIORITY
+    aging_seconds: float = 300.0
+    """How long a deadline, a length or half a level of priority can hold a request back."""
+    tenant_fairness: bool = True
+    """Off: all requests are one tenant's."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """Shares of tenants that differ from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +86,8 @@ class NewRequest:
     """One output to generate. A request for n outputs is n of these with the same prompt."""
 
     key: RequestKey
+    tenant: str = ""
+    """Whom it is charged to."""
     prompt: "array[int]"
     page_hashes: Sequence[PageHash] = ()
     """Chained hashes of the prompt's full pages."""

@@ -1,43 +1,105 @@
 """Requests that wait for a worker, in the order in which they will be admitted.
 
-A heap by (priority, arrival). Requests that were parked elsewhere (claims.py) come back as a heap of their own: only
-its head is put in, the rest follows one by one, so that ten thousand of them cost a step no more than one. An entry
-whose request waits no more is dropped when it reaches the head, or when half of all entries are of that kind.
+Whose turn it is among tenants their accounts say (accounts.py); a tenant's own requests stand in a line, by the keys of
+the policy. A line is a heap. Requests that were parked elsewhere (claims.py) come back as a heap of their own: only its
+head is put in, the rest follows one by one, so that ten thousand of them cost a step no more than one. An entry whose
+request waits no more is dropped when it reaches the head, or when half of a line's entries are of that kind.
+
+Cost of the head: the lines whose tenants were charged since and are next, nearly always one.
 """
 
 from heapq import heappop, heappush, heapreplace
 
+from scheduler_svc.core.accounts import Account
 from scheduler_svc.core.request import Order, Request, State
 
 Heap = list[tuple[Order, Request]]
+Parked = dict[Account, Heap]
+"""Requests that wait for one thing, by tenant."""
 
 _FEW = 64
 
 
 class WaitingQueue:
-    """First come first served within a priority."""
+    """The lines of all tenants."""
 
-    __slots__ = ("_heap", "_num_entries", "_num_gone")
+    __slots__ = ("_lines", "_turns")
 
     def __init__(self) -> None:
+        self._lines: dict[Account, _Line] = {}
+        self._turns: list[tuple[float, int, _Line]] = []  # a heap by (counter, account); counters may have grown since
+
+    def push(self, request: Request) -> None:
+        """Puts a request at its place."""
+        self._line(request.account).merge([(request.order, request)])
+
+    def merge(self, parked: Parked) -> None:
+        """Puts all these requests at their places; takes the heaps over. Costs no more than one ``push`` a tenant."""
+        for account, heap in parked.items():
+            self._line(account).merge(heap)
+
+    def peek(self) -> Request | None:
+        """The request to admit next."""
+        turns = self._turns
+        while turns:
+            counter, number, line = turns[0]
+            request = line.peek()
+            if request is None:
+                heappop(turns)
+                del self._lines[line.account]
+            elif line.account.counter > counter:
+                heapreplace(turns, (line.account.counter, number, line))
+            else:
+                return request
+        return None
+
+    def pop(self) -> None:
+        """Takes out what ``peek`` gave."""
+        self._turns[0][2].pop()
+
+    def note_gone(self, request: Request) -> None:
+        """A waiting request has ended where it was."""
+        line = self._lines.get(request.account)
+        if line is not None:
+            line.note_gone()
+
+    def requests(self) -> list[Request]:
+        """All that wait here; within a tenant in no particular order."""
+        return [request for line in self._lines.values() for request in line.requests()]
+
+    def drain(self) -> list[Request]:
+        """Takes all out."""
+        waiting = self.requests()
+        self._lines = {}
+        self._turns = []
+        return waiting
+
+    def _line(self, account: Account) -> "_Line":
+        line = self._lines.get(account)
+        if line is None:
+            line = self._lines[account] = _Line(account)
+            heappush(self._turns, (account.counter, account.number, line))
+        return line
+
+
+class _Line:
+    """One tenant's requests."""
+
+    __slots__ = ("_heap", "_num_entries", "_num_gone", "account")
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
         self._heap: list[tuple[Order, Request, Heap]] = []
         self._num_entries = 0
         self._num_gone = 0
 
-    def push(self, request: Request) -> None:
-        """Puts a request at its place."""
-        heappush(self._heap, (request.order, request, []))
-        self._num_entries += 1
-
     def merge(self, heap: Heap) -> None:
-        """Puts all requests of a heap at their places; takes the list over. Costs no more than one ``push``."""
         self._num_entries += len(heap)
         if heap:
             order, request = heappop(heap)
             heappush(self._heap, (order, request, heap))
 
     def peek(self) -> Request | None:
-        """The request to admit next."""
         heap = self._heap
         while heap:
             request = heap[0][1]
@@ -47,7 +109,6 @@ class WaitingQueue:
         return None
 
     def pop(self) -> None:
-        """Takes the head out."""
         self._num_entries -= 1
         rest = self._heap[0][2]
         if rest:
@@ -57,23 +118,16 @@ class WaitingQueue:
             heappop(self._heap)
 
     def note_gone(self) -> None:
-        """A waiting request has ended where it was."""
         self._num_gone += 1
         if self._num_gone > _FEW and self._num_gone * 2 > self._num_entries:
-            for request in self.drain():
-                self.push(request)
+            waiting = self.requests()
+            self._heap = []
+            self._num_entries = self._num_gone = 0
+            for request in waiting:
+                self.merge([(request.order, request)])
 
     def requests(self) -> list[Request]:
-        """All that wait here, in no particular order."""
         waiting = [request for _, request, _ in self._heap]
         for _, _, rest in self._heap:
             waiting += [request for _, request in rest]
         return [request for request in waiting if request.state is State.WAITING]
-
-    def drain(self) -> list[Request]:
-        """Takes all out."""
-        waiting = self.requests()
-        self._heap = []
-        self._num_entries = 0
-        self._num_gone = 0
-        return waiting

@@ -111,6 +111,7 @@ class Worker:
         after = None if record is None else record.step_id
         self.pool.release(residence.pages, request.hashes or (), after)
         request.num_seen = max(request.num_seen, residence.num_computed)
+        request.num_sampled = residence.num_sampled
         request.residence = None
         if record is None or residence.is_prefilling:
             return False
@@ -168,7 +169,7 @@ class Worker:
     def drain(self) -> list[Request]:
         """Takes out all requests that wait here, parked ones included."""
         for _, _, parked in self.claims.items():
-            self.queue.merge(parked[:])
+            self.queue.merge(dict(parked))
             parked.clear()
         return self.queue.drain()
 

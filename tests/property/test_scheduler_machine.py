@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.core_bench import EOS, CoreBench, card, config
 
-from scheduler_svc.core.types import EndReason, StepResult, WorkerId
+from scheduler_svc.core.types import EndReason, SchedulingPolicy, StepResult, WorkerId
 
 HEADS = ([3] * 40, [index * 7 % 31 for index in range(40)])
 LENGTH = 120
@@ -27,8 +27,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         threshold=st.sampled_from((0, 3)),
         depth=st.sampled_from((1, 2, 2, 3)),
         caching=st.sampled_from((True, True, True, False)),
+        policy=st.sampled_from(SchedulingPolicy),
     )
-    def begin(self, size: int, pages: int, tokens: int, rows: int, threshold: int, depth: int, caching: bool) -> None:
+    def begin(
+        self,
+        size: int,
+        pages: int,
+        tokens: int,
+        rows: int,
+        threshold: int,
+        depth: int,
+        caching: bool,
+        policy: SchedulingPolicy,
+    ) -> None:
         self.size, self.pages = size, pages
         limits = config(
             tokens=tokens,
@@ -37,6 +48,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_steps_in_flight=depth,
             enable_prefix_caching=caching,
             worker_lost_seconds=3.0,
+            scheduling_policy=policy,
+            aging_seconds=5.0,
+            tenant_weights={"x": 2.0},
         )
         self.bench = CoreBench(limits)
         self.num_joined = 0
@@ -66,6 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from((0, 0, 1)),
         cached=st.sampled_from((True, True, False)),
         salt=st.sampled_from((0, 0, 1)),
+        tenant=st.sampled_from(("", "x")),
         patience=st.sampled_from((None, None, None, 0, 5)),
     )
     def submit(
@@ -79,6 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         cached: bool,
         salt: int,
+        tenant: str,
         patience: int | None,
     ) -> None:
         prompt = (head[:shared] + own)[: min(self.size * self.pages, LENGTH) - 1]
@@ -92,6 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 priority=priority,
                 cached=cached,
                 salt=salt,
+                tenant=tenant,
                 deadline=None if patience is None else self.bench.now + patience,
             )
 

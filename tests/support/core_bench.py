@@ -92,6 +92,8 @@ class CoreBench:
         *,
         stops: Sequence[int] = (EOS,),
         salt: int = 0,
+        tenant: str = "",
+        output_index: int = 0,
         cached: bool = True,
         hold: bool = False,
         priority: int = 0,
@@ -101,6 +103,7 @@ class CoreBench:
         token_ids, root = array("i", prompt), root_hash(HASH_KEY, str(salt), "model", "")
         request = NewRequest(
             key=RequestKey(key),
+            tenant=tenant,
             prompt=token_ids,
             page_hashes=hash_pages(root, token_ids, self.page_size) if cached else (),
             root_hash=root if cached else b"",
@@ -110,7 +113,7 @@ class CoreBench:
             priority=priority,
             deadline=deadline,
             time_limit=time_limit,
-            sampling=SamplingParams(seed=key + (salt << SALT_BITS)),
+            sampling=SamplingParams(seed=key + (salt << SALT_BITS), output_index=output_index),
         )
         events = self.core.submit(request, self.now)
         self.requests[key] = request
@@ -222,6 +225,25 @@ class CoreBench:
             assert pages.num_held == 0, f"{worker_id} still holds pages"
             assert pages.num_free + pages.num_cached == pages.num_pages
             assert self.core.is_idle(worker_id)
+        if self.config.tenant_fairness:
+            self.check_charges()
+
+    def check_charges(self) -> None:
+        """Each tenant was charged what its requests' usage says: cached prompt tokens count a tenth or nothing."""
+        bounds: dict[str, tuple[float, float]] = {}
+        for key, ended in self.ended.items():
+            request = self.requests[key]
+            least, most = bounds.get(request.tenant, (0.0, 0.0))
+            is_fork = request.sampling.output_index > 0
+            prompt = 0 if is_fork else len(request.prompt)
+            sure = 0.0 if is_fork or not self.outputs[key] else prompt * 0.1
+            if not self.config.enable_prefix_caching and self.outputs[key]:
+                sure = prompt
+            output = 2 * ended.num_output_tokens
+            bounds[request.tenant] = (least + sure + output, most + prompt + output)
+        for tenant, charged in self.core.charges().items():
+            least, most = bounds[tenant]
+            assert least - 1e-6 <= charged <= most + 1e-6, f"{tenant} was charged {charged}, not {least}..{most}"
 
     def _take(self, events: Sequence[Event]) -> None:
         self.events = list(events)

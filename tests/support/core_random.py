@@ -5,7 +5,7 @@ from random import Random
 
 from support.core_bench import EOS, CoreBench, card, config
 
-from scheduler_svc.core.types import EndReason, StepResult, WorkerId
+from scheduler_svc.core.types import EndReason, SchedulingPolicy, StepResult, WorkerId
 
 HARD_ENDS = (EndReason.CANCELLED, EndReason.DEADLINE, EndReason.TIME_LIMIT, EndReason.SHUTDOWN)
 
@@ -24,6 +24,10 @@ class RandomLife:
             max_steps_in_flight=random.choice((1, 2, 2, 2, 3)),
             enable_prefix_caching=random.random() < 0.85,
             worker_lost_seconds=random.choice((5.0, 40.0)),
+            scheduling_policy=random.choice(tuple(SchedulingPolicy)),
+            aging_seconds=random.choice((0.0, 2.0, 300.0)),
+            tenant_fairness=random.random() < 0.8,
+            tenant_weights=random.choice(({}, {"x": 3.0, "y": 0.5})),
         )
         self.bench = CoreBench(limits)
         self.num_joined = 0
@@ -60,6 +64,8 @@ class RandomLife:
             random.randint(1, 40),
             stops=random.choice(((), (EOS,), (EOS, 8, 9, 10, 11, 12))),
             salt=random.choice((0, 0, 0, 1)),
+            tenant=random.choice(("", "x", "y")),
+            output_index=random.choice((0, 0, 0, 1)),
             cached=random.random() < 0.9,
             hold=random.random() < 0.3,
             priority=random.choice((0, 0, 0, 1, 2)),

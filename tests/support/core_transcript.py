@@ -1,9 +1,10 @@
 """Runs transcripts: blocks of commands, a line ``----``, and what they must print.
 
-core tokens=16 rows=4 steps=2         limits; also threshold, cache=off, queue, lost (seconds)
+core tokens=16 rows=4 steps=2         limits; also threshold, cache=off, queue, lost and aging (seconds), policy=sjf,
+                                      fair=off, weights=x:2,y:1
 worker w pages=8 size=4               a worker joins; also rows, tokens, len
 submit a 1..6,9 max=3                 tokens 1 to 6 and 9; also eos=2 (output position 2 is EOS), hold, uncached,
-                                      priority, deadline, limit, salt
+                                      priority, deadline, limit, salt, tenant, index (of n outputs)
 plan [w]                              one step: what the plan says
 result [w] [failed] [nan=a] [eager]   the worker runs its oldest step; tokens a0, a1 are a's first and second
 again [w]                             the worker's last result comes once more
@@ -12,6 +13,7 @@ run [w]                               plan and result until nothing is left
 cancel a   stop a 2   scanned a   lose w   time 5   expire   next
 pages [w]                             the worker's pages
 counts                                what the core counts
+accounts                              what tenants were charged, in tokens
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +32,7 @@ from scheduler_svc.core.types import (
     Held,
     Preempted,
     PrefillProgress,
+    SchedulingPolicy,
     StepResult,
     WorkerId,
 )
@@ -41,6 +44,7 @@ _CONFIG_WORDS = {
     "threshold": "long_prefill_token_threshold",
     "queue": "max_queued_requests",
     "lost": "worker_lost_seconds",
+    "aging": "aging_seconds",
 }
 
 
@@ -88,9 +92,18 @@ class _Stage:
 
     def _do_core(self, flags: list[str], options: dict[str, str]) -> list[str]:
         cache = options.pop("cache", "on") == "on"
+        policy = SchedulingPolicy(options.pop("policy", "priority"))
+        fair = options.pop("fair", "on") == "on"
+        weights = dict(pair.split(":") for pair in options.pop("weights", "").split(",") if pair)
         numbers = {_CONFIG_WORDS[word]: int(value) for word, value in options.items()}
         defaults = {"max_num_batched_tokens": 64, "max_num_seqs": 8}
-        self._config = CoreConfig(**(defaults | numbers), enable_prefix_caching=cache)  # type: ignore[arg-type]
+        self._config = CoreConfig(
+            **(defaults | numbers),  # type: ignore[arg-type]
+            enable_prefix_caching=cache,
+            scheduling_policy=policy,
+            tenant_fairness=fair,
+            tenant_weights={tenant: float(weight) for tenant, weight in weights.items()},
+        )
         return []
 
     def _do_worker(self, flags: list[str], options: dict[str, str]) -> list[str]:
@@ -115,6 +128,8 @@ class _Stage:
             hold="hold" in flags,
             cached="uncached" not in flags,
             salt=int(options.get("salt", 0)),
+            tenant=options.get("tenant", ""),
+            output_index=int(options.get("index", 0)),
             priority=int(options.get("priority", 0)),
             deadline=float(options["deadline"]) if "deadline" in options else None,
             time_limit=float(options["limit"]) if "limit" in options else None,
@@ -198,6 +213,10 @@ class _Stage:
             "wasted_tokens",
         )
         return [", ".join(f"{name} {getattr(counts, f'num_{name}')}" for name in names)]
+
+    def _do_accounts(self, flags: list[str], options: dict[str, str]) -> list[str]:
+        charged = self._bench.core.charges()
+        return [", ".join(f"{tenant or 'nobody'} {tokens:g}" for tenant, tokens in charged.items())]
 
     def _plan_line(self, name: str, plan: BatchPlan) -> str:
         """What each row does, and keeps count of what the rows know."""

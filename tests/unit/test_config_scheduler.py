@@ -44,6 +44,15 @@ def test_switches_can_be_turned_off_and_on(monkeypatch: pytest.MonkeyPatch) -> N
     assert config.load(["--enable-prefix-caching"]).enable_prefix_caching
 
 
+def test_weights_of_tenants_come_as_pairs_or_as_a_map(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "pagewire.yaml"
+    file.write_text("tenant-weights: {a: 2, b: 0.5}\n", encoding="utf-8")
+    assert config.load(["--config", str(file)]).tenant_weights == {"a": 2.0, "b": 0.5}
+    monkeypatch.setenv("PAGEWIRE_TENANT_WEIGHTS", "a=3")
+    assert config.load(["--config", str(file)]).tenant_weights == {"a": 3.0}
+    assert config.load(["--tenant-weights", "c=1.5,d=9"]).tenant_weights == {"c": 1.5, "d": 9.0}
+
+
 def test_a_port_set_by_kubernetes_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGEWIRE_PORT", "tcp://10.0.0.1:50051")
     assert config.load([]).port == 50051

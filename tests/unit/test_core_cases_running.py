@@ -174,9 +174,9 @@ def test_can_02_cancel_between_chunks_leaves_nothing(chunk: int, waiting: bool, 
 def test_can_03_what_is_cancelled_while_it_waits_is_never_computed() -> None:
     bench = CoreBench(config(rows=1), card(pages=64, size=16))
     bench.submit(0, range(10), 30, stops=())
+    bench.plan()
     for key in range(1, 6):
         bench.submit(key, range(10 * key, 10 * key + 5), 2, stops=(), deadline=0.2 if key == 4 else None)
-    bench.plan()
     bench.cancel(2)
     assert bench.ended[2].reason is EndReason.CANCELLED
     bench.cancel(3)

@@ -100,30 +100,27 @@ def test_ended_requests_do_not_pile_up_in_the_queue() -> None:
         bench.submit(key, [key], 1, stops=(), deadline=1e6 + key, time_limit=1e7)
         bench.cancel(key)
     worker = bench.core._placement.workers["w"]  # type: ignore[index]
-    assert len(worker.queue._heap) < 200
+    (line,) = worker.queue._lines.values()
+    assert len(line._heap) < 200
     assert len(bench.core._registry._expiry._heap) < 300
     bench.now = 2e9
     bench.expire()
     assert len(bench.ended) == 400
 
 
-def request(key: int, priority: int = 0) -> Request:
-    bench = CoreBench(config(), card())
-    bench.submit(key, [1], 1, priority=priority)
-    taken = bench.core._registry.get(key)  # type: ignore[arg-type]
-    assert taken is not None
-    taken.order = (-priority, key)
-    return taken
-
-
 def test_a_merged_heap_comes_out_in_order_with_the_rest() -> None:
+    bench = CoreBench(config(), card())
+    for key in range(10):
+        bench.submit(key, [1], 1)
+    request: dict[int, Request] = dict(bench.core._registry._requests)
+
     queue = WaitingQueue()
     for key in (2, 5, 8):
-        queue.push(request(key))
-    parked = sorted((entry.order, entry) for entry in map(request, (1, 3, 4, 9)))
+        queue.push(request[key])
+    parked = [(request[key].order, request[key]) for key in (1, 3, 4, 9)]
     gone = parked[1][1]
-    queue.merge(parked)
-    queue.merge([])
+    queue.merge({gone.account: parked})
+    queue.merge({})
     gone.move(State.ENDED)
     order = []
     while (head := queue.peek()) is not None:

@@ -231,7 +231,7 @@ def test_tokens_of_unfinished_chunks_are_ignored() -> None:
 
 def test_deadlines_and_time_limits() -> None:
     check_transcript("""
-    core rows=1
+    core rows=1 policy=fcfs
     worker w pages=8 size=4
     submit a 1..3 max=30 limit=20
     submit b 11..13 max=30 deadline=10
