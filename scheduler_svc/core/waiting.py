@@ -95,9 +95,8 @@ class _Line:
 
     def merge(self, heap: Heap) -> None:
         self._num_entries += len(heap)
-        if heap:
-            order, request = heappop(heap)
-            heappush(self._heap, (order, request, heap))
+        order, request = heappop(heap)
+        heappush(self._heap, (order, request, heap))
 
     def peek(self) -> Request | None:
         heap = self._heap
