@@ -366,8 +366,12 @@ def _service(service: Service) -> Any:
     return message
 
 
-def rejected(key: int, code: Code, reason: str, message: str, field: str = "", retry_ms: int = 0) -> FrontEvent:
-    body = front_pb2.Rejected(code=code, reason=reason, message=message, field=field, retry_ms=retry_ms)
+def rejected(
+    key: int, code: Code, reason: str, message: str, field: str = "", retry_ms: int = 0, num_waiting: int = 0
+) -> FrontEvent:
+    body = front_pb2.Rejected(
+        code=code, reason=reason, message=message, field=field, retry_ms=retry_ms, num_waiting=num_waiting
+    )
     return front_pb2.RequestEvent(key=key, rejected=body)
 
 

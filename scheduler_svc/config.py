@@ -45,6 +45,10 @@ class SchedulerConfig(BaseSettings):
     enable_prefix_caching: bool = Field(True, description="reuse pages of common prefixes")
     long_prefill_token_threshold: CountOrZero = Field(0, description="most tokens of one prompt in a step; 0: no limit")
     max_queued_requests: CountOrZero = Field(0, description="most requests waiting; 0: no limit")
+    max_queued_tokens: CountOrZero = Field(0, description="most tokens of all requests waiting; 0: no limit")
+    page_watermark: Annotated[float, Field(ge=0, le=0.5)] = Field(
+        0.01, description="share of a worker's pages left to running requests when another begins"
+    )
     scheduling_policy: Literal["fcfs", "priority", "sjf"] = Field(
         "priority", description="order of a tenant's requests: first come, priority and deadline, or shortest job first"
     )

@@ -202,7 +202,9 @@ class FrontDesk:
     ) -> None:
         if retry_ms is None:
             retry_ms = self._unavailable_retry_ms if code == Code.UNAVAILABLE else 0
-        self._link.outbox(front_id).add_event(codec.rejected(front_key, code, reason, message, field, retry_ms))
+        num_waiting = self._core.num_waiting if code == Code.RESOURCE_EXHAUSTED else 0
+        rejected = codec.rejected(front_key, code, reason, message, field, retry_ms, num_waiting)
+        self._link.outbox(front_id).add_event(rejected)
 
     def _retry_ms(self, code: Code, now: float) -> int | None:
         if code != Code.RESOURCE_EXHAUSTED:

@@ -100,6 +100,8 @@ class SchedulerProcess:
                 long_prefill_token_threshold=config.long_prefill_token_threshold,
                 worker_lost_seconds=config.worker_lost_seconds,
                 max_queued_requests=config.max_queued_requests,
+                max_queued_tokens=config.max_queued_tokens,
+                page_watermark=config.page_watermark,
                 scheduling_policy=SchedulingPolicy(config.scheduling_policy),
                 aging_seconds=config.aging_seconds,
                 tenant_fairness=config.tenant_fairness,

@@ -17,11 +17,23 @@ _MANY = 1024
 class Account:
     """One tenant's books."""
 
-    __slots__ = ("_accounts", "_per_tenth", "charged", "counter", "is_listed", "num_live", "num_waiting", "number")
+    __slots__ = (
+        "_accounts",
+        "_per_tenth",
+        "charged",
+        "counter",
+        "is_listed",
+        "num_live",
+        "num_waiting",
+        "num_waiting_tokens",
+        "number",
+        "weight",
+    )
 
     def __init__(self, accounts: "Accounts", number: int, weight: float) -> None:
         self._accounts = accounts
         self._per_tenth = 0.1 / weight
+        self.weight = weight
         self.number = number
         """Decides between equal counters, and makes entries unique."""
         self.counter = 0.0
@@ -30,6 +42,7 @@ class Account:
         """Tenths of tokens it was charged in all."""
         self.num_live = 0
         self.num_waiting = 0
+        self.num_waiting_tokens = 0
         self.is_listed = False
 
     def charge(self, tenths: int) -> None:
@@ -43,12 +56,14 @@ class Account:
             self.counter = max(self.counter, self._accounts.least())
             self._accounts.enlist(self)
         self.num_waiting += 1
+        self.num_waiting_tokens += num_tokens
         self._accounts.num_waiting += 1
         self._accounts.num_waiting_tokens += num_tokens
 
     def end_wait(self, num_tokens: int) -> None:
         """A request waits no more."""
         self.num_waiting -= 1
+        self.num_waiting_tokens -= num_tokens
         self._accounts.num_waiting -= 1
         self._accounts.num_waiting_tokens -= num_tokens
         if self.num_waiting == 0:
@@ -63,10 +78,11 @@ class Accounts:
         "_by_tenant",
         "_last",
         "_num_made",
+        "_num_tenants",
         "_prune_at",
         "_waiting",
+        "_weight",
         "_weights",
-        "num_tenants",
         "num_waiting",
         "num_waiting_tokens",
     )
@@ -83,8 +99,8 @@ class Accounts:
         self._prune_at = _MANY
         self._waiting: list[tuple[float, int, Account]] = []  # a heap; counters may have grown since
         self._last: Account | None = None
-        self.num_tenants = 0
-        """Tenants that wait."""
+        self._num_tenants = 0  # that wait
+        self._weight = 0.0  # of them all
         self.num_waiting = 0
         self.num_waiting_tokens = 0
 
@@ -120,16 +136,22 @@ class Accounts:
                 return counter
         return 0.0 if self._last is None else self._last.counter
 
+    def share_of(self, account: Account) -> float:
+        """A tenant's share among those that wait, itself included."""
+        return account.weight / (self._weight if account.num_waiting else self._weight + account.weight)
+
     def enlist(self, account: Account) -> None:
         """A tenant begins to wait."""
-        self.num_tenants += 1
+        self._num_tenants += 1
+        self._weight += account.weight
         if not account.is_listed:
             account.is_listed = True
             heappush(self._waiting, (account.counter, account.number, account))
 
     def stopped(self, account: Account) -> None:
         """A tenant waits no more."""
-        self.num_tenants -= 1
+        self._num_tenants -= 1
+        self._weight = self._weight - account.weight if self._num_tenants else 0.0
         self._last = account
 
     def _prune(self) -> None:

@@ -1,9 +1,9 @@
 """Which waiting request begins on a worker now, and with which cached pages.
 
-First come first served: the head of the queue begins or nobody does, except that a request whose next page is being
+In the queue's order: its head begins or nobody does, except that a request whose next page is being
 computed by another one is parked until that page is there (claims.py), and others pass it. A request begins only if
 all pages for the tokens it knows are there and not needed by prompts that have begun; so two half-computed prompts can
-never block each other.
+never block each other. A few pages stay for rows that run, so that beginning does not mean preempting a moment later.
 
 Cost of a step: one look at the head while it does not fit, however many wait behind it.
 """
@@ -11,6 +11,7 @@ Cost of a step: one look at the head while it does not fit, however many wait be
 from scheduler_svc.core.fairness import charge_cached
 from scheduler_svc.core.plan import PlanDraft
 from scheduler_svc.core.request import Order, Request, Residence, State
+from scheduler_svc.core.supply import PageSupply
 from scheduler_svc.core.tally import Tally
 from scheduler_svc.core.types import Admitted, Event, PageId
 from scheduler_svc.core.worker import Worker
@@ -22,11 +23,14 @@ LOOK_AHEAD = 64
 class Admission:
     """Admissions of one plan."""
 
-    __slots__ = ("_draft", "_events", "_now", "_num_parked", "_tally", "_worker")
+    __slots__ = ("_draft", "_events", "_now", "_num_parked", "_supply", "_tally", "_worker")
 
-    def __init__(self, worker: Worker, draft: PlanDraft, events: list[Event], tally: Tally, now: float) -> None:
+    def __init__(
+        self, worker: Worker, draft: PlanDraft, supply: PageSupply, events: list[Event], tally: Tally, now: float
+    ) -> None:
         self._worker = worker
         self._draft = draft
+        self._supply = supply
         self._events = events
         self._tally = tally
         self._now = now
@@ -38,14 +42,19 @@ class Admission:
         while worker.free_rows and self._num_parked < LOOK_AHEAD and (request := worker.queue.peek()) is not None:
             if before is not None and request.order > before:
                 return None
-            spare = worker.pool.num_available - self._num_promised()
+            spare = worker.pool.num_available - self._num_promised() - min(len(worker.rows), worker.num_spare_pages)
             if request.pages_needed > spare and not self._can_match_more(request):
+                if self._supply.make_room(request, request.pages_needed - spare):
+                    continue
                 return None
             cached = self._match(request)
             if self._park(request, len(cached)):
                 continue
             self._remember(request, len(cached))
-            if request.pages_needed > spare - worker.pool.num_cached_among(cached):
+            missing = request.pages_needed - spare + worker.pool.num_cached_among(cached)
+            if missing > 0:
+                if self._supply.make_room(request, missing):
+                    continue
                 return None
             worker.queue.pop()
             return self._begin(request, cached)

@@ -62,7 +62,7 @@ class Batcher:
 
     def schedule_prompts(self, now: float) -> None:
         """Goes on with prompts that have begun and begins new ones, in one order, as long as the budget lasts."""
-        admission = Admission(self._worker, self.draft, self._events, self._tally, now)
+        admission = Admission(self._worker, self.draft, self._supply, self._events, self._tally, now)
         for residence in self._worker.prefilling[:]:
             self._begin_prompts(admission, residence.request.order)
             if self._budget <= 0:

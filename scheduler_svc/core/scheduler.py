@@ -15,6 +15,7 @@ from scheduler_svc.core.accounts import Accounts
 from scheduler_svc.core.batcher import plan_step
 from scheduler_svc.core.errors import RejectCode, RequestRejected, WorkerRejected
 from scheduler_svc.core.fairness import settle
+from scheduler_svc.core.intake import check_queue, check_request
 from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.policy import order_of, priority_of
 from scheduler_svc.core.registry import Registry
@@ -59,11 +60,15 @@ class Scheduler:
         Raises:
             RequestRejected: it can never be served, or the queue is full. Nothing of it is kept.
         """
-        self._check(request)
+        if self._registry.get(request.key) is not None:
+            raise RequestRejected(RejectCode.DUPLICATE, "key", f"a request with key {request.key} is live")
+        check_request(request, self._placement)
+        account = self._accounts.of(request.tenant)
+        check_queue(len(request.prompt), account, self._accounts, self._config)
         self._num_arrived += 1
         use_cache = self._config.enable_prefix_caching
         order = order_of(request, self._config, self._placement.capacity, self._num_arrived, now)
-        account, priority = self._accounts.of(request.tenant), priority_of(request, self._config)
+        priority = priority_of(request, self._config)
         taken = Request(request, order, account, priority=priority, use_cache=use_cache, now=now)
         self._registry.add(taken)
         self._placement.place(taken, now)
@@ -200,30 +205,6 @@ class Scheduler:
             InvariantViolation: a rule is broken.
         """
         invariants.check(self._placement, self._registry)
-
-    def _check(self, request: NewRequest) -> None:
-        """Refuses what can never be served, or not now."""
-        capacity, limit = self._placement.capacity, self._config.max_queued_requests
-        page_size, num_hashes = self._placement.page_size, len(request.page_hashes)
-        num_prompt = len(request.prompt)
-        if self._registry.get(request.key) is not None:
-            raise RequestRejected(RejectCode.DUPLICATE, "key", f"a request with key {request.key} is live")
-        if num_prompt == 0:
-            raise RequestRejected(RejectCode.INVALID, "prompt", "the prompt is empty")
-        if request.max_tokens < 1:
-            raise RequestRejected(
-                RejectCode.INVALID, "max_tokens", f"max_tokens is {request.max_tokens}, must be at least 1"
-            )
-        if capacity == 0:
-            raise RequestRejected(RejectCode.NO_WORKER, "", "no worker has joined yet")
-        if num_prompt >= capacity:
-            message = f"the prompt has {num_prompt} tokens; with one more to generate at most {capacity} fit"
-            raise RequestRejected(RejectCode.TOO_LARGE, "prompt", message)
-        if num_hashes and num_hashes != num_prompt // page_size:
-            message = f"{num_hashes} hashes for {num_prompt} tokens are not those of pages of {page_size}"
-            raise RequestRejected(RejectCode.INVALID, "page_hashes", message)
-        if limit and self.num_waiting >= limit:
-            raise RequestRejected(RejectCode.QUEUE_FULL, "", f"{limit} requests are waiting already")
 
     def _num_running(self) -> int:
         return len(self._registry) - self._registry.num_held - self.num_waiting

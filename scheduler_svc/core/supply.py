@@ -4,11 +4,15 @@ First what is free or cached, then what steps in flight will free (the row waits
 request of the lowest priority that came last, which may be the asking one itself. It keeps its tokens and waits again
 at its old place.
 
+A waiting request of a higher priority takes pages from running ones of a lower one of its tenant (``make_room``).
+
 Rows ask in their order, so a victim is never older than who asks; the oldest request always goes on.
 """
 
+from functools import partial
+
 from scheduler_svc.core.plan import PlanDraft
-from scheduler_svc.core.request import Order, Residence, State
+from scheduler_svc.core.request import Order, Request, Residence, State
 from scheduler_svc.core.tally import Tally
 from scheduler_svc.core.types import Event, Preempted
 from scheduler_svc.core.worker import Worker
@@ -38,13 +42,42 @@ class PageSupply:
                 self.num_short += 1
                 return False
             victim = max(self._worker.rows.values(), key=_order)
-            self._preempt(victim)
+            self._preempt(victim, "no pages")
             if victim is residence:
                 return False
         self._draft.append_page(residence, pool.take_one())
         return True
 
-    def _preempt(self, residence: Residence) -> None:
+    def make_room(self, request: Request, num_missing: int) -> bool:
+        """Preempts what has a lower priority than a waiting request of the same tenant, if that brings the pages that
+        it is short of. A request that was passed for so long that it comes before the waiting one keeps its pages."""
+        worker = self._worker
+        if not worker.priorities or min(worker.priorities) >= request.priority:
+            return False
+        lower = sorted(filter(partial(self._gives_way, request), worker.rows.values()), key=_order, reverse=True)
+        num_missing -= worker.pool.num_coming()
+        for count, residence in enumerate(lower if num_missing > 0 else (), 1):
+            num_missing -= self._num_freed(residence)
+            if num_missing <= 0:
+                for victim in lower[:count]:
+                    self._preempt(victim, "a higher priority needs its pages")
+                return True
+        return False
+
+    def _gives_way(self, request: Request, residence: Residence) -> bool:
+        other, step_id = residence.request, self._draft.record.step_id
+        is_lower = other.priority < request.priority and other.account is request.account
+        return (
+            is_lower and other.order > request.order and (residence.lane is not None or residence.last_step != step_id)
+        )
+
+    def _num_freed(self, residence: Residence) -> int:
+        """Pages that nobody else holds, and those it would still need for its prompt."""
+        pool, num_prompt_pages = self._worker.pool, self._worker.num_pages_for(residence.num_known)
+        num_own = sum(1 for page in residence.pages if pool.refs[page] == 1)
+        return num_own + max(0, num_prompt_pages - len(residence.pages))
+
+    def _preempt(self, residence: Residence, reason: str) -> None:
         request = residence.request
         self._draft.forget(residence)
         self._worker.end_claims(request)
@@ -56,7 +89,7 @@ class PageSupply:
         request.num_preemptions += 1
         self._tally.num_preemptions += 1
         self._coming = None
-        self._events.append(Preempted(key=request.key, reason="no pages"))
+        self._events.append(Preempted(key=request.key, reason=reason))
 
 
 def _order(residence: Residence) -> Order:

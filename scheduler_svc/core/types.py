@@ -60,6 +60,10 @@ class CoreConfig:
     worker_lost_seconds: float = 5.0
     max_queued_requests: int = 0
     """0: no limit."""
+    max_queued_tokens: int = 0
+    """Tokens of all requests that wait; 0: no limit."""
+    page_watermark: float = 0.01
+    """Share of a worker's pages that is left to running rows when a request begins, one page for each at most."""
     scheduling_policy: SchedulingPolicy = SchedulingPolicy.PRIORITY
     aging_seconds: float = 300.0
     """How long a deadline, a length or half a level of priority can hold a request back."""

@@ -36,10 +36,12 @@ class Worker:
         "max_tokens_per_step",
         "next_step",
         "num_rows",
+        "num_spare_pages",
         "num_steps",
         "page_size",
         "pool",
         "prefilling",
+        "priorities",
         "queue",
         "released",
         "ring",
@@ -58,6 +60,8 @@ class Worker:
         """Who runs, by row."""
         self.prefilling: list[Residence] = []
         """Of them those that have known tokens to compute, first come first."""
+        self.priorities: dict[int, int] = {}
+        """How many of them have a priority; no zeros."""
         self.num_rows = min(card.max_num_seqs, config.max_num_seqs)
         self.free_rows = [Row(row) for row in range(self.num_rows)]
         """A heap."""
@@ -76,6 +80,8 @@ class Worker:
         """Tokens of the requests placed here, as they were when they were placed."""
         self.max_tokens_per_step = min(card.max_num_batched_tokens, config.max_num_batched_tokens)
         limit = card.max_model_len if config.max_model_len is None else min(card.max_model_len, config.max_model_len)
+        self.num_spare_pages = int(card.num_pages * config.page_watermark)
+        """Most pages kept for rows that run."""
         self.capacity = min(limit, card.num_pages * card.page_size)
         """Most tokens of one request, prompt and output."""
 
@@ -90,6 +96,7 @@ class Worker:
         residence = Residence(request, heappop(self.free_rows), cached_pages, num_cached_tokens, last_position)
         request.residence, request.row = residence, residence.row
         self.rows[residence.row] = residence
+        self.priorities[request.priority] = self.priorities.get(request.priority, 0) + 1
         insort(self.prefilling, residence, key=_order)
         return residence
 
@@ -105,6 +112,9 @@ class Worker:
         self._close(residence)
         self.decoding.leave(residence, StepId(self.next_step - 1))
         del self.rows[residence.row]
+        self.priorities[request.priority] -= 1
+        if not self.priorities[request.priority]:
+            del self.priorities[request.priority]
         heappush(self.free_rows, residence.row)
         self.released.append(residence.row)
         record = self._record(residence.last_step)

@@ -77,7 +77,12 @@ def rejection_error(rejected: Any, prompt_field: str) -> FrontError:
     if rejected.code == 3:
         return InvalidRequestError.at(field, rejected.message)
     retry_ms = rejected.retry_ms or (DEFAULT_RETRY_MS if rejected.code == 14 else 0)
-    return error_of_code(rejected.code, reason=rejected.reason, message=rejected.message, retry_ms=retry_ms)
+    error = error_of_code(rejected.code, reason=rejected.reason, message=rejected.message, retry_ms=retry_ms)
+    if rejected.reason == Reason.QUEUE_FULL.value:
+        error.metadata["queue_depth"] = str(rejected.num_waiting)
+    elif rejected.reason == Reason.DEADLINE.value:
+        error.metadata["stage"] = "queue"
+    return error
 
 
 def finished_message(output: Output) -> Any:

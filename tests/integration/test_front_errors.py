@@ -78,8 +78,13 @@ async def test_rejections_of_the_scheduler() -> None:
     async with front_stack(scheduler) as stack:
         for rejected, code, reason in (
             (front_pb2.Rejected(code=6, reason="REQUEST_EXISTS", message="m"), "ALREADY_EXISTS", "REQUEST_EXISTS"),
-            (front_pb2.Rejected(code=8, reason="QUEUE_FULL", retry_ms=50), "RESOURCE_EXHAUSTED", "QUEUE_FULL"),
+            (
+                front_pb2.Rejected(code=8, reason="QUEUE_FULL", retry_ms=50, num_waiting=7),
+                "RESOURCE_EXHAUSTED",
+                "QUEUE_FULL",
+            ),
             (front_pb2.Rejected(code=14, reason="DRAINING"), "UNAVAILABLE", "DRAINING"),
+            (front_pb2.Rejected(code=4, reason="DEADLINE", message="m"), "DEADLINE_EXCEEDED", "DEADLINE"),
             (front_pb2.Rejected(code=3, field="prompt", message="m"), "INVALID_ARGUMENT", "INVALID_FIELD"),
         ):
             scheduler.reject = rejected
@@ -87,6 +92,8 @@ async def test_rejections_of_the_scheduler() -> None:
             assert error.code().name == code
             details = details_of(error)
             assert details["ErrorInfo"].reason == reason
+            assert details["ErrorInfo"].metadata.get("queue_depth") == ("7" if code == "RESOURCE_EXHAUSTED" else None)
+            assert details["ErrorInfo"].metadata.get("stage") == ("queue" if code == "DEADLINE_EXCEEDED" else None)
             assert ("RetryInfo" in details) == (code in ("RESOURCE_EXHAUSTED", "UNAVAILABLE"))
         assert fields_of(error) == ["token_ids"]
         assert stack.front.link.num_live == 0

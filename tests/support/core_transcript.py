@@ -1,7 +1,7 @@
 """Runs transcripts: blocks of commands, a line ``----``, and what they must print.
 
-core tokens=16 rows=4 steps=2         limits; also threshold, cache=off, queue, lost and aging (seconds), policy=sjf,
-                                      fair=off, weights=x:2,y:1
+core tokens=16 rows=4 steps=2         a new core; also threshold, cache=off, queue, queued_tokens, watermark, policy=sjf,
+                                      lost and aging (seconds), fair=off, weights=x:2,y:1
 worker w pages=8 size=4               a worker joins; also rows, tokens, len
 submit a 1..6,9 max=3                 tokens 1 to 6 and 9; also eos=2 (output position 2 is EOS), hold, uncached,
                                       priority, deadline, limit, salt, tenant, index (of n outputs)
@@ -43,6 +43,7 @@ _CONFIG_WORDS = {
     "steps": "max_steps_in_flight",
     "threshold": "long_prefill_token_threshold",
     "queue": "max_queued_requests",
+    "queued_tokens": "max_queued_tokens",
     "lost": "worker_lost_seconds",
     "aging": "aging_seconds",
 }
@@ -91,15 +92,18 @@ class _Stage:
         return EOS if self._eos.get(key) == position else 1000 * (key + 1) + position
 
     def _do_core(self, flags: list[str], options: dict[str, str]) -> list[str]:
+        self._made = None
         cache = options.pop("cache", "on") == "on"
         policy = SchedulingPolicy(options.pop("policy", "priority"))
         fair = options.pop("fair", "on") == "on"
         weights = dict(pair.split(":") for pair in options.pop("weights", "").split(",") if pair)
+        watermark = float(options.pop("watermark", 0.01))
         numbers = {_CONFIG_WORDS[word]: int(value) for word, value in options.items()}
         defaults = {"max_num_batched_tokens": 64, "max_num_seqs": 8}
         self._config = CoreConfig(
             **(defaults | numbers),  # type: ignore[arg-type]
             enable_prefix_caching=cache,
+            page_watermark=watermark,
             scheduling_policy=policy,
             tenant_fairness=fair,
             tenant_weights={tenant: float(weight) for tenant, weight in weights.items()},

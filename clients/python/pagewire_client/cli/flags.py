@@ -96,6 +96,8 @@ FLAGS: tuple[Flag, ...] = (
             "enable-prefix-caching": "reuse computed prefixes (default on)",
             "long-prefill-token-threshold": "prompts longer than this are chunked further",
             "max-queued-requests": "most requests waiting",
+            "max-queued-tokens": "most tokens of all requests waiting",
+            "page-watermark": "share of a worker's pages left to running requests (default 0.01)",
             "scheduling-policy": "order of waiting requests: fcfs, priority or sjf (default priority)",
             "aging-seconds": "longest time that a deadline or a length holds a request back (default 300)",
             "tenant-fairness": "share the workers among tenants (default on)",

@@ -254,18 +254,20 @@ class Resumed(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ...) -> None: ...
 
 class Rejected(_message.Message):
-    __slots__ = ("code", "reason", "message", "field", "retry_ms")
+    __slots__ = ("code", "reason", "message", "field", "retry_ms", "num_waiting")
     CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FIELD_FIELD_NUMBER: _ClassVar[int]
     RETRY_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     code: int
     reason: str
     message: str
     field: str
     retry_ms: int
-    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_ms: _Optional[int] = ...) -> None: ...
+    num_waiting: int
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_ms: _Optional[int] = ..., num_waiting: _Optional[int] = ...) -> None: ...
 
 class QueuedEvent(_message.Message):
     __slots__ = ("position", "reason")
