@@ -321,7 +321,7 @@ def test_a_full_queue_is_refused_with_a_time_to_come_back() -> None:
         front.wait_over(twins, *keys[1:])
         refused = [front.requests[key].rejected for key in (twins, *keys[1:])]
         assert [(each.code, each.reason) for each in refused] == [(8, "QUEUE_FULL")] * 3
-        assert all(each.retry_ms > 0 and each.num_waiting == 2 for each in refused)
+        assert all(each.retry_ms > 0 and each.num_waiting in (1, 2) for each in refused)
         worker.options.steps_before_hold = None
         front.wait_over(first, waiting, keys[0])
         assert front.requests[keys[0]].output() == expected(PROBE, 2)

@@ -1,7 +1,7 @@
 """Runs transcripts: blocks of commands, a line ``----``, and what they must print.
 
-core tokens=16 rows=4 steps=2         a new core; also threshold, cache=off, queue, queued_tokens, watermark, policy=sjf,
-                                      lost and aging (seconds), fair=off, weights=x:2,y:1
+core tokens=16 rows=4 steps=2         a new core; also threshold, cache=off, queue, queued_tokens, policy=sjf,
+                                      watermark, lost and aging (seconds), fair=off, weights=x:2,y:1
 worker w pages=8 size=4               a worker joins; also rows, tokens, len
 submit a 1..6,9 max=3                 tokens 1 to 6 and 9; also eos=2 (output position 2 is EOS), hold, uncached,
                                       priority, deadline, limit, salt, tenant, index (of n outputs)
