@@ -33,6 +33,7 @@ from scheduler_svc.messages import (
     Code,
     FrontCancel,
     FrontMessage,
+    FrontResume,
     FrontScanned,
     FrontStop,
     InvalidSubmission,
@@ -262,12 +263,13 @@ def read_front_frame(content: bytes) -> FrontMessage:
         protocol_version=frame.hello.protocol_version if frame.HasField("hello") else None,
         pid=frame.hello.pid,
         submissions=[_submission(submit) for submit in frame.submits],
-        cancels=[FrontCancel(key=each.key, deadline=each.deadline) for each in frame.cancels],
+        cancels=[FrontCancel(key=each.key, deadline=each.deadline, broken=each.broken) for each in frame.cancels],
         stops=[
             FrontStop(key=each.key, index=each.index, num_output_tokens=each.num_output_tokens) for each in frame.stops
         ],
         scanned=[FrontScanned(key=each.key, index=each.index) for each in frame.scanned],
         queries=[_query(query) for query in frame.queries],
+        resumes=[FrontResume(key=each.key, tenant=each.tenant, request_id=each.request_id) for each in frame.resumes],
     )
 
 
@@ -314,7 +316,18 @@ def _submission(submit: Any) -> Submission | InvalidSubmission:
             seed=submit.seed,
         ),
         progress_events=submit.progress_events,
+        resume_grace_seconds=submit.resume_grace_ms / 1e3,
+        content_digest=submit.content_digest,
+        resume_record=_resume_record(submit) if submit.resume_grace_ms else b"",
     )
+
+
+def _resume_record(submit: Any) -> bytes:
+    """The submission without what only its first run needs."""
+    record = front_pb2.Submit()
+    record.CopyFrom(submit)
+    record.ClearField("page_hashes")
+    return bytes(record.SerializeToString())
 
 
 def _query(query: Any) -> Query:
@@ -373,6 +386,12 @@ def rejected(
         code=code, reason=reason, message=message, field=field, retry_ms=retry_ms, num_waiting=num_waiting
     )
     return front_pb2.RequestEvent(key=key, rejected=body)
+
+
+def resumed(key: int, record: bytes) -> FrontEvent:
+    """``record`` is the submission's."""
+    submit = front_pb2.Submit.FromString(record)
+    return front_pb2.RequestEvent(key=key, resumed=front_pb2.Resumed(submit=submit))
 
 
 def queued(key: int, position: int, reason: str) -> FrontEvent:

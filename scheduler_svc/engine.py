@@ -142,6 +142,9 @@ class Engine:
         expiry = self.core.next_expiry()
         if expiry is not None:
             due.append(expiry - now)
+        broken = self.desk.resumptions.next_expiry()
+        if broken is not None:
+            due.append(broken - now)
         if self._drain_until is not None:
             due.append(max(_RETRY_SECONDS, self._drain_until - now))
         return max(0.0, min(due))
@@ -163,6 +166,7 @@ class Engine:
         expiry = self.core.next_expiry()
         if expiry is not None and expiry <= now:
             self.desk.deliver(self.core.expire(now), now)
+        self.desk.expire(now)
         if self._drain_until is not None and now >= self._drain_until and len(self.desk.requests):
             self.desk.cancel_all(EndReason.SHUTDOWN, now)
 
@@ -259,7 +263,7 @@ class Engine:
     def _apply_front_events(self, events: list[FrontLinkEvent], now: float) -> None:
         for event in events:
             if isinstance(event, FrontLost):
-                self.desk.cancel_front(event.front_id, now)
+                self.desk.lose_front(event.front_id, now)
                 continue
             self.desk.apply(event.message, now)
             for query in event.message.queries:

@@ -29,9 +29,10 @@ from scheduler_svc.core.types import (
 )
 from scheduler_svc.drain_rate import DrainRate
 from scheduler_svc.front_link import FrontLink
-from scheduler_svc.messages import Code, FrontMessage, InvalidSubmission, RequestSummary, Submission
-from scheduler_svc.output_key import by_front
+from scheduler_svc.messages import Code, FrontMessage, FrontResume, InvalidSubmission, RequestSummary, Submission
+from scheduler_svc.output_key import RESUMABLE, by_front
 from scheduler_svc.requests import DuplicateRequest, EndedRequests, Output, Request, Requests
+from scheduler_svc.resumptions import Resumptions
 
 _REJECTIONS = {
     RejectCode.INVALID: (Code.INVALID_ARGUMENT, "INVALID_FIELD"),
@@ -48,6 +49,7 @@ class FrontDesk:
 
     def __init__(self, core: Scheduler, link: FrontLink, *, unavailable_retry_ms: int) -> None:
         self.requests = Requests()
+        self.resumptions = Resumptions(self.requests, link)
         self.ended = EndedRequests()
         self.draining = False
         self.vocab_size = 0
@@ -74,8 +76,14 @@ class FrontDesk:
                 self._tell(output, partial(self._core.scanned, now=now), now)
         for cancel in message.cancels:
             request = self.requests.by_front_key(front_id, cancel.key)
-            if request is not None:
+            if request is None:
+                continue
+            if cancel.broken and request.record is not None:
+                self.resumptions.leave(request, now)
+            else:
                 self.cancel(request, EndReason.DEADLINE if cancel.deadline else EndReason.CANCELLED, now)
+        for resume in message.resumes:
+            self._resume(front_id, resume, now)
 
     def cancel(self, request: Request, reason: EndReason, now: float) -> None:
         """Ends all outputs of a request that have not ended."""
@@ -83,9 +91,25 @@ class FrontDesk:
             if output.ended is None:
                 self._tell(output, partial(self._core.cancel, reason=reason, now=now), now)
 
-    def cancel_front(self, front_id: int, now: float) -> None:
+    def lose_front(self, front_id: int, now: float) -> None:
+        """Its requests end, but for those that another front may continue."""
         for request in self.requests.of_front(front_id):
+            if request.record is not None:
+                message = "the scheduler had lost this front"
+                self._reject(front_id, request.front_key, Code.UNAVAILABLE, "SCHEDULER_LOST", message)
+                self.resumptions.leave(request, now)
+            else:
+                self.cancel(request, EndReason.CANCELLED, now)
+
+    def expire(self, now: float) -> None:
+        """Ends what was to be resumed and was not."""
+        for request in self.resumptions.expired(now):
             self.cancel(request, EndReason.CANCELLED, now)
+
+    def _resume(self, front_id: int, resume: FrontResume, now: float) -> None:
+        if not self.resumptions.resume(front_id, resume, now):
+            message = "there is no such request to resume"
+            self._reject(front_id, resume.key, Code.NOT_FOUND, "REQUEST_NOT_FOUND", message)
 
     def cancel_all(self, reason: EndReason, now: float) -> None:
         for request in list(self.requests):
@@ -135,6 +159,8 @@ class FrontDesk:
             self._reject(
                 front_id, submission.key, submission.code, submission.reason, submission.message, submission.field
             )
+            return
+        if self.resumptions.repeats(front_id, submission, now):
             return
         if self.draining:
             self._reject(front_id, submission.key, Code.UNAVAILABLE, "DRAINING", "the server is draining")
@@ -217,6 +243,7 @@ class FrontDesk:
         for output in request.outputs:
             self._give_back(output, now)
         self._link.outbox(request.front_id).add_event(codec.request_failed(request.front_key, summary))
+        self.resumptions.drop(request)
         self.requests.remove(request)
 
     # From the core.
@@ -224,7 +251,10 @@ class FrontDesk:
     def deliver_tokens(self, committed: Committed) -> None:
         if committed.keys:
             for number, keys, token_ids in by_front(committed.keys, committed.token_ids):
-                self._link.outbox_of(number).add_tokens(keys, token_ids)
+                if number == RESUMABLE:
+                    self.resumptions.add_tokens(keys, token_ids)
+                else:
+                    self._link.outbox_of(number).add_tokens(keys, token_ids)
 
     def deliver(self, events: Iterable[Event], now: float) -> None:
         for event in events:
@@ -234,6 +264,7 @@ class FrontDesk:
             if isinstance(event, Ended):
                 self._end(output, event, now)
             elif isinstance(event, Held):
+                output.held_at = event.num_output_tokens
                 held = codec.held(output.request.front_key, output.index, event.num_output_tokens)
                 self._link.outbox(output.request.front_id).add_event(held)
             else:
@@ -267,6 +298,7 @@ class FrontDesk:
         box.add_event(codec.request_ended(key, summary, retry_ms))
         answer = codec.request_response(request.request_id, "ended", summary, request.endings())
         self.ended.keep(request.tenant, request.request_id, answer, now)
+        self.resumptions.keep(request, now)
         self.requests.remove(request)
         self._rate.count_end(now)
 

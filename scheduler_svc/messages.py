@@ -112,6 +112,10 @@ class Submission:
     priority: int
     sampling: SamplingParams
     progress_events: bool
+    resume_grace_seconds: float = 0.0
+    content_digest: bytes = b""
+    resume_record: bytes = b""
+    """With a grace: what a front must know to continue the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,14 @@ class InvalidSubmission:
 class FrontCancel:
     key: int
     deadline: bool
+    broken: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontResume:
+    key: int
+    tenant: str
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +179,7 @@ class FrontMessage:
     stops: Sequence[FrontStop] = ()
     scanned: Sequence[FrontScanned] = ()
     queries: Sequence[Query] = ()
+    resumes: Sequence[FrontResume] = ()
 
 
 # To fronts.

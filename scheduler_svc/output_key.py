@@ -3,7 +3,8 @@
     | front's number: 8 bits | the front's key of the request: 46 bits | output index: 10 bits |
 
 The scheduler numbers its fronts, a front numbers its requests; so no two live outputs have one name, and a step's
-tokens reach their fronts without a look at each of them. A front ignores its own number.
+tokens reach their fronts without a look at each of them. A front ignores its own number. Requests that may change their
+front have the number RESUMABLE and are numbered by the scheduler.
 """
 
 from array import array
@@ -13,12 +14,14 @@ from itertools import compress
 from scheduler_svc.columns import longs
 from scheduler_svc.core.types import RequestKey
 
-MAX_FRONTS = 1 << 8
+_NUMBERS = 1 << 8
+MAX_FRONTS = _NUMBERS - 1
+RESUMABLE = _NUMBERS - 1
 MAX_FRONT_KEY = (1 << 46) - 1
 _INDEX_BITS, _FRONT_SHIFT = 10, 56
 MAX_OUTPUTS = 1 << _INDEX_BITS
 
-_MASKS = [bytes(number == wanted for number in range(MAX_FRONTS)) for wanted in range(MAX_FRONTS)]
+_MASKS = [bytes(number == wanted for number in range(_NUMBERS)) for wanted in range(_NUMBERS)]
 
 
 def output_key(front_number: int, front_key: int, index: int) -> RequestKey:

@@ -4,13 +4,15 @@ A request is n requests of the core. It ends once, with the end of its last outp
 while. Ids belong to a tenant: the same id of two tenants names two requests.
 """
 
+import itertools
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.types import Ended, EndReason, RequestKey
 from scheduler_svc.messages import RequestSummary, Submission
-from scheduler_svc.output_key import output_key
+from scheduler_svc.output_key import RESUMABLE, output_key
 
 KEEP_SECONDS = 600.0
 KEEP_REQUESTS = 10_000
@@ -38,9 +40,28 @@ class Output:
     running: bool = False
     worker_id: str = ""
     num_cached_tokens: int = 0
+    held_at: int | None = None
+    """Its ending after so many tokens waits for a front."""
     num_refused_plans: int = 0
     """Plans in a row that workers refused and that may have been refused because of it."""
     ended: Ended | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ResumeRecord:
+    """What is kept of a request that another front may continue."""
+
+    submit: bytes
+    content_digest: bytes
+    grace_seconds: float
+    token_ids: "list[array[int]]"
+    """Of each output, all of them."""
+    broken_at: float | None = None
+    """Since when it has no front."""
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.submit) + sum(4 * len(each) for each in self.token_ids)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -53,6 +74,8 @@ class Request:
     progress_events: bool
     outputs: list[Output] = field(default_factory=list)
     cancelled_elsewhere: bool = False
+    record: "ResumeRecord | None" = None
+    """None: it ends with its stream."""
 
     @property
     def is_over(self) -> bool:
@@ -114,10 +137,22 @@ def _common_reason(ends: list[Ended]) -> EndReason | None:
     return hard[0] if len(hard) == 1 else None
 
 
+def _record(submission: Submission) -> ResumeRecord | None:
+    if not submission.resume_grace_seconds:
+        return None
+    return ResumeRecord(
+        submit=submission.resume_record,
+        content_digest=submission.content_digest,
+        grace_seconds=submission.resume_grace_seconds,
+        token_ids=[array("i") for _ in range(submission.n)],
+    )
+
+
 class Requests:
     """All live requests."""
 
     def __init__(self) -> None:
+        self._resumable_keys = itertools.count(1)
         self._outputs: dict[RequestKey, Output] = {}
         self._by_front: dict[int, dict[int, Request]] = {}
         self._by_id: dict[tuple[str, str], Request] = {}
@@ -137,6 +172,9 @@ class Requests:
         name = (submission.tenant, submission.request_id)
         if submission.request_id and name in self._by_id:
             raise DuplicateRequest(submission.request_id)
+        front_key = submission.key
+        if submission.resume_grace_seconds:
+            front_number, front_key = RESUMABLE, next(self._resumable_keys)
         request = Request(
             front_id=front_id,
             front_key=submission.key,
@@ -144,9 +182,10 @@ class Requests:
             tenant=submission.tenant,
             num_prompt_tokens=len(submission.prompt),
             progress_events=submission.progress_events,
+            record=_record(submission),
         )
         for index in range(submission.n):
-            output = Output(key=output_key(front_number, submission.key, index), index=index, request=request)
+            output = Output(key=output_key(front_number, front_key, index), index=index, request=request)
             request.outputs.append(output)
             self._outputs[output.key] = output
         self._by_front.setdefault(front_id, {})[submission.key] = request
@@ -154,14 +193,23 @@ class Requests:
             self._by_id[name] = request
         return request
 
-    def remove(self, request: Request) -> None:
-        """Forgets a request; what the core still says of it means nothing any more."""
-        for output in request.outputs:
-            self._outputs.pop(output.key, None)
+    def rebind(self, request: Request, front_id: int, front_key: int) -> None:
+        """From now on the request is another front's."""
+        self._unbind(request)
+        request.front_id, request.front_key = front_id, front_key
+        self._by_front.setdefault(front_id, {})[front_key] = request
+
+    def _unbind(self, request: Request) -> None:
         of_front = self._by_front.get(request.front_id, {})
         of_front.pop(request.front_key, None)
         if not of_front:
             self._by_front.pop(request.front_id, None)
+
+    def remove(self, request: Request) -> None:
+        """Forgets a request; what the core still says of it means nothing any more."""
+        for output in request.outputs:
+            self._outputs.pop(output.key, None)
+        self._unbind(request)
         if self._by_id.get((request.tenant, request.request_id)) is request:
             del self._by_id[request.tenant, request.request_id]
 

@@ -18,9 +18,10 @@ from scheduler_svc.front.in_flight import InFlight
 from scheduler_svc.front.live_request import LiveRequest
 from scheduler_svc.front.many import ManyStream
 from scheduler_svc.front.preparation import Preparation, check_model
+from scheduler_svc.front.resumption import Resumption
 from scheduler_svc.front.scheduler_link import SchedulerLink
 from scheduler_svc.front.service_state import ServiceState
-from scheduler_svc.front.stream import HeadersFirst, StreamWriter
+from scheduler_svc.front.stream import HeadersFirst, StreamWriter, Write
 from scheduler_svc.front.validation import Violations, check_ids, check_tokenize
 
 MAX_DETOKENIZED = 1_048_576
@@ -51,15 +52,15 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
             deadline = deadline_of(context.time_remaining())
             prepared = await self._preparation.prepare(request, deadline=deadline)
             live = LiveRequest(prepared, self._link, deadline=deadline)
-            try:
-                await StreamWriter(
-                    live,
-                    HeadersFirst(context).write,
-                    slow_reader_seconds=self._slow_reader_seconds,
-                    heartbeats=prepared.progress_events,
-                ).run()
-            finally:
-                live.close()
+            await self._stream(live, HeadersFirst(context).write)
+
+    async def _stream(self, live: LiveRequest, write: Write) -> None:
+        try:
+            await StreamWriter(
+                live, write, slow_reader_seconds=self._slow_reader_seconds, heartbeats=live.progress_events
+            ).run()
+        finally:
+            live.close()
 
     async def GenerateOnce(self, request: Any, context: Any) -> Any:
         """One request, answered whole."""
@@ -91,8 +92,16 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
             await stream.run(requests)
 
     async def ResumeGenerate(self, request: Any, context: Any) -> None:
-        """Not built yet."""
-        raise UnsupportedError("GenerationService.ResumeGenerate")
+        """The rest of a request whose stream broke."""
+        with self._in_flight.call():
+            deadline = deadline_of(context.time_remaining())
+            headers_first = HeadersFirst(context)
+
+            async def write(response: Any) -> None:
+                await headers_first.write(generation_pb2.ResumeGenerateResponse(response=response))
+
+            live = await Resumption(request, self._link).live(self._state, deadline=deadline)
+            await self._stream(live, write)
 
     async def Quote(self, request: Any, context: Any) -> Any:
         """Not built yet."""

@@ -25,7 +25,7 @@ from scheduler_svc.front.endings import (
     slow_reader_error,
     summary_message,
 )
-from scheduler_svc.front.errors import FrontError
+from scheduler_svc.front.errors import FrontError, UnavailableError
 from scheduler_svc.front.output import Output
 from scheduler_svc.front.prepared_request import PreparedRequest
 from scheduler_svc.front.scheduler_link import SchedulerLink
@@ -59,8 +59,10 @@ class LiveRequest:
         wakes_for_tokens: bool = True,
         reader: Reader | None = None,
         on_news: Callable[[], None] | None = None,
+        key: int | None = None,
     ) -> None:
-        """Submits the request. `deadline` is on the loop's clock; `on_news`: `take` may have something."""
+        """Submits the request, unless it has a `key` already. `deadline` is on the loop's clock; `on_news`: `take` may
+        have something."""
         self.reader = reader or Reader()
         self.on_failure: Callable[[FrontError], None] | None = None
         """Called when the request ends with an error."""
@@ -79,7 +81,7 @@ class LiveRequest:
         self._timer: asyncio.TimerHandle | None = None
         if deadline is not None:
             self._arm(deadline)
-        self.key = link.submit(prepared.submit, self)
+        self.key = link.submit(prepared.submit, self) if key is None else link.hand_over(key, self)
 
     def _arm(self, deadline: float) -> None:
         loop = asyncio.get_running_loop()
@@ -94,6 +96,11 @@ class LiveRequest:
     def max_delay_seconds(self) -> float:
         """How long text may be held back to send larger messages."""
         return self._prepared.max_delay_seconds
+
+    @property
+    def progress_events(self) -> bool:
+        """Whether its caller wants progress events and heartbeats."""
+        return self._prepared.progress_events
 
     @property
     def is_over(self) -> bool:
@@ -133,6 +140,8 @@ class LiveRequest:
                 self._news()
         elif kind == "ended":
             self._end(event.ended)
+        elif kind == "resumed":
+            self._prepared.submit.seed = event.resumed.submit.seed
         elif kind == "rejected":
             self._close(rejection_error(event.rejected, self._prepared.prompt_field))
         elif self._prepared.progress_events:
@@ -144,8 +153,13 @@ class LiveRequest:
     def fail(self, error: FrontError) -> None:
         """The request ends with this error."""
         if not self.is_over:
-            self._link.cancel(self.key)
+            # What can be resumed outlives this front.
+            self._link.cancel(self.key, broken=isinstance(error, UnavailableError))
             self._close(error)
+
+    def skip(self, index: int, num_tokens: int, *, tail: bool, finished: bool) -> None:
+        """What of an output the caller has already, see ResumePosition; before any token is added."""
+        self._outputs[index].skip(num_tokens, tail=tail, finished=finished)
 
     # To the reader
 
@@ -188,7 +202,7 @@ class LiveRequest:
     def close(self) -> None:
         """The reader is gone. Idempotent."""
         if not self.is_over:
-            self._link.cancel(self.key)
+            self._link.cancel(self.key, broken=True)
         self._release()
 
     # Inside
@@ -203,6 +217,8 @@ class LiveRequest:
             self._add_delta(output, text, token_ids, events)
         if output.ending is not None:
             self._add_delta(output, output.finish(), (), events)
+            if output.was_finished:
+                return
             events.append(self._response(finished=finished_message(output)))
 
     def _add_delta(self, output: Output, text: str, token_ids: Any, events: list[Any]) -> None:
@@ -210,8 +226,10 @@ class LiveRequest:
         text = text if self._prepared.wants_text else ""
         token_ids = token_ids if self._prepared.wants_token_ids else ()
         if text or token_ids:
+            # The tail does not raise it, though tokens without text may have come since: so callers know the tail.
+            output.num_told = output.num_told if output.is_finished else output.num_decoded
             delta = generation_pb2.Delta(
-                index=output.index, text=text, token_ids=token_ids, num_output_tokens=output.num_decoded
+                index=output.index, text=text, token_ids=token_ids, num_output_tokens=output.num_told
             )
             events.append(self._response(delta=delta))
 

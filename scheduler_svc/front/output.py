@@ -27,8 +27,10 @@ class Output:
         "_include_stop",
         "_matcher",
         "_num_decoded",
+        "_num_skipped",
         "_ready_ids",
         "_ready_text",
+        "_skips_tail",
         "_slot",
         "_stop_token_ids",
         "_stop_token_seen",
@@ -37,7 +39,9 @@ class Output:
         "is_finished",
         "is_stop_told",
         "num_to_stop",
+        "num_told",
         "stop_string",
+        "was_finished",
     )
 
     def __init__(
@@ -61,6 +65,12 @@ class Output:
         """The scheduler knows of it, or need not."""
         self.num_to_stop = 0
         """Output tokens up to and with the one that completed it."""
+        self.num_told = 0
+        """Its tokens as its caller has counted them so far."""
+        self.was_finished = False
+        """Its caller had its `finished` event before."""
+        self._num_skipped = 0
+        self._skips_tail = False
         self._detokenizer = detokenizer
         self._matcher = matcher
         self._stop_token_ids = stop_token_ids
@@ -92,6 +102,12 @@ class Output:
         """Tokens received, those behind a stop string left out."""
         return self._num_decoded + len(self._slot)
 
+    def skip(self, num_tokens: int, *, tail: bool, finished: bool) -> None:
+        """Text and ids of the first tokens, and the tail of the text, are not to be taken: the caller has them."""
+        self._num_skipped = self.num_told = num_tokens
+        self._skips_tail = tail or finished
+        self.was_finished = finished
+
     def append(self, token_ids: Sequence[int]) -> None:
         """New tokens from the scheduler. Those behind a stop string are dropped."""
         if self.stop_string is None:
@@ -111,7 +127,7 @@ class Output:
 
     def take(self) -> "tuple[str, array[int]]":
         """Text that is certain by now, and the ids taken with it; both empty if nothing is new."""
-        if not self._ready_ids:
+        while self._slot and not self._ready_ids:
             self._decode_piece()
         text, token_ids = "".join(self._ready_text), self._ready_ids
         self._ready_text = []
@@ -124,18 +140,22 @@ class Output:
         if self._detokenizer is None or self.stop_string is not None:
             return ""
         held = self._matcher.flush() if self._matcher is not None else ""
-        return held + self._detokenizer.flush()
+        tail = held + self._detokenizer.flush()
+        return "" if self._skips_tail else tail
 
     def _decode_piece(self) -> None:
-        token_ids = self._slot[:MAX_PIECE_TOKENS]
+        num_skipped = max(0, self._num_skipped - self._num_decoded)
+        token_ids = self._slot[: min(num_skipped, MAX_PIECE_TOKENS) or MAX_PIECE_TOKENS]
         if not token_ids:
             return
-        del self._slot[:MAX_PIECE_TOKENS]
+        del self._slot[: len(token_ids)]
         text = self._decode(token_ids)
         if self.stop_string is not None:
             del token_ids[self.num_to_stop - self._num_decoded :]
             self._slot = array("i")
         self._num_decoded += len(token_ids)
+        if num_skipped:
+            return
         self._ready_ids.extend(token_ids)
         if text:
             self._ready_text.append(text)

@@ -5,6 +5,7 @@ becomes token ids, off the loop if it is long; defaults are filled in (the check
 hashed; a seed is drawn if none was given.
 """
 
+import hashlib
 import secrets
 import uuid
 from array import array
@@ -12,8 +13,9 @@ from concurrent.futures import Executor
 from typing import Any
 
 from pagewire.internal.v1 import front_pb2
+from pagewire.v1 import generation_pb2
 
-from scheduler_svc.columns import ints
+from scheduler_svc.columns import ints, read_ints
 from scheduler_svc.core.page_hash import hash_pages, root_hash
 from scheduler_svc.front.errors import InvalidRequestError, NotFoundError, Reason
 from scheduler_svc.front.prepared_request import PreparedRequest
@@ -64,11 +66,36 @@ def check_model(name: str, model: ServedModel) -> None:
 
 
 def _prepared(request: Any, prompt: "array[int]", kind: str, serving: Serving) -> PreparedRequest:
-    model, stop, output = serving.model, request.stop, request.output
-    stop_token_ids = frozenset(stop.stop_token_ids) | (frozenset() if stop.ignore_eos else model.eos_token_ids)
-    wants_text = output.text if output.HasField("text") else True
+    stop = request.stop
+    stop_token_ids = frozenset(stop.stop_token_ids) | (frozenset() if stop.ignore_eos else serving.model.eos_token_ids)
     submit = _submit(request, prompt, stop_token_ids, serving)
     submit.request_id = request.request_id or uuid.uuid4().hex
+    if request.scheduling.resume_grace_ms:
+        _make_resumable(submit, request)
+    return _described(request, submit, prompt, kind, serving.model)
+
+
+def resumed(submit: Any, model: ServedModel) -> PreparedRequest:
+    """A request that was submitted before, maybe by another front."""
+    options = generation_pb2.GenerateRequest.FromString(submit.front_options)
+    prompt = read_ints(submit.prompt_token_ids, "prompt_token_ids")
+    return _described(options, submit, prompt, "prompt", model)
+
+
+def _make_resumable(submit: Any, request: Any) -> None:
+    """Adds what another front needs to continue it, and what tells the same request from another of its id."""
+    submit.resume_grace_ms = request.scheduling.resume_grace_ms
+    content = request.SerializeToString(deterministic=True)
+    submit.content_digest = hashlib.blake2b(content, digest_size=16).digest()
+    options = generation_pb2.GenerateRequest()
+    options.stop.CopyFrom(request.stop)
+    options.output.CopyFrom(request.output)
+    submit.front_options = options.SerializeToString()
+
+
+def _described(request: Any, submit: Any, prompt: "array[int]", kind: str, model: ServedModel) -> PreparedRequest:
+    """A submission with what its front must know; of the request only what concerns stops and output is looked at."""
+    stop, output = request.stop, request.output
     return PreparedRequest(
         request_id=submit.request_id,
         submit=submit,
@@ -77,9 +104,9 @@ def _prepared(request: Any, prompt: "array[int]", kind: str, serving: Serving) -
         prompt_field=kind,
         stops=StopStrings(list(stop.stop)) if stop.stop else None,
         include_stop=stop.include_stop,
-        stop_token_ids=stop_token_ids,
+        stop_token_ids=frozenset(read_ints(submit.stop_token_ids, "stop_token_ids")),
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
-        wants_text=wants_text,
+        wants_text=output.text if output.HasField("text") else True,
         wants_token_ids=output.token_ids,
         wants_prompt_token_ids=output.prompt_token_ids,
         progress_events=output.progress_events,

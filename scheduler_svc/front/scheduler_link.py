@@ -129,13 +129,25 @@ class SchedulerLink:
         self._queue("submits", submit, submit.ByteSize())
         return self._next_key
 
+    def resume(self, request_id: str, sink: Sink) -> int:
+        """Asks for an earlier request under a new key; `sink` hears of it from its beginning."""
+        self._next_key += 1
+        self._sinks[self._next_key] = sink
+        self._queue("resumes", front_pb2.Resume(key=self._next_key, request_id=request_id), 300)
+        return self._next_key
+
+    def hand_over(self, key: int, sink: Sink) -> int:
+        """From now on another sink hears of the key."""
+        self._sinks[key] = sink
+        return key
+
     def forget(self, key: int) -> None:
         """Nothing more is wanted for the key."""
         self._sinks.pop(key, None)
 
-    def cancel(self, key: int, *, deadline: bool = False) -> None:
-        """Asks the scheduler to end a request."""
-        self._queue("cancels", front_pb2.Cancel(key=key, deadline=deadline), 16)
+    def cancel(self, key: int, *, deadline: bool = False, broken: bool = False) -> None:
+        """Asks the scheduler to end a request; if its stream is `broken`, only unless it can be resumed."""
+        self._queue("cancels", front_pb2.Cancel(key=key, deadline=deadline, broken=broken), 16)
 
     def stop(self, key: int, index: int, num_output_tokens: int) -> None:
         """Tells that a stop string was completed by that output token."""
@@ -257,7 +269,7 @@ class SchedulerLink:
         if session == frame.session:
             # It was only silent: it still runs the requests that failed here.
             for key in keys:
-                self.cancel(key)
+                self.cancel(key, broken=True)
         self._wake.set()
         return True
 

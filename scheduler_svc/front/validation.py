@@ -18,6 +18,7 @@ MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_DELAY_MS = 10_000
 MAX_SALT_BYTES = 256
+MAX_GRACE_MS = 3_600_000
 MAX_VARIABLES = 64
 MAX_VARIABLE_BYTES = 65_536
 MAX_ROLE_BYTES = 64
@@ -55,10 +56,22 @@ def check_request(request: Any, model: ServedModel) -> list[Violation]:
     _check_sampling(request.sampling, bad)
     _check_stop(request.stop, model, bad)
     _check_output(request.output, bad)
-    _check_scheduling(request.scheduling, bad)
+    _check_scheduling(request.scheduling, request.output, bad)
     if request.structured.WhichOneof("constraint") is not None:
         bad.add(f"structured.{request.structured.WhichOneof('constraint')}", UNSUPPORTED)
     bad.unless(not request.adapter, "adapter", UNSUPPORTED)
+    return bad.found
+
+
+def check_resume(request: Any) -> list[Violation]:
+    """What is wrong with the fields of a ResumeGenerateRequest; its positions' indices lie in the request's outputs or
+    mean nothing."""
+    bad = Violations()
+    bad.unless(bool(request.request_id), "request_id", "must not be empty")
+    _check_request_id(request.request_id, bad)
+    indices = [position.index for position in request.positions]
+    bad.unless(len(set(indices)) == len(indices), "positions", "an output has one position")
+    bad.unless(max(indices, default=0) < MAX_OUTPUTS, "positions", f"an index is below {MAX_OUTPUTS}")
     return bad.found
 
 
@@ -203,7 +216,7 @@ def _check_output(output: Any, bad: Violations) -> None:
     bad.unless(output.max_delay_ms <= MAX_DELAY_MS, "output.max_delay_ms", f"must be at most {MAX_DELAY_MS}")
 
 
-def _check_scheduling(scheduling: Any, bad: Violations) -> None:
+def _check_scheduling(scheduling: Any, output: Any, bad: Violations) -> None:
     bad.unless(
         len(scheduling.cache_salt.encode()) <= MAX_SALT_BYTES,
         "scheduling.cache_salt",
@@ -211,4 +224,7 @@ def _check_scheduling(scheduling: Any, bad: Violations) -> None:
     )
     if scheduling.HasField("time_limit_ms"):
         bad.unless(1 <= scheduling.time_limit_ms <= LONGEST_MS, "scheduling.time_limit_ms", "must be at least 1")
-    bad.unless(scheduling.resume_grace_ms == 0, "scheduling.resume_grace_ms", UNSUPPORTED)
+    grace = scheduling.resume_grace_ms
+    bad.unless(grace <= MAX_GRACE_MS, "scheduling.resume_grace_ms", f"must be at most {MAX_GRACE_MS}")
+    if grace and (output.HasField("logprobs") or output.HasField("prompt_logprobs")):
+        bad.add("scheduling.resume_grace_ms", "a request with log probabilities cannot be resumed")

@@ -340,7 +340,6 @@ async def test_what_is_not_built_says_so() -> None:
         for call in (
             cache.WarmPrefix(cache_pb2.WarmPrefixRequest()),
             stack.generation.Quote(pb.QuoteRequest()),
-            drain(stack.generation.ResumeGenerate(pb.ResumeGenerateRequest())),
         ):
             error = await failure(call)
             assert error.code() == grpc.StatusCode.UNIMPLEMENTED

@@ -74,7 +74,6 @@ def test_what_is_not_built_is_refused_on_its_field() -> None:
         sampling=pb.SamplingOptions(logit_bias={5: 1.0}, allowed_token_ids=[1], bad_words=["x"]),
         stop=pb.StopOptions(min_tokens=1),
         output=pb.OutputOptions(logprobs=0, prompt_logprobs=1),
-        scheduling=pb.SchedulingOptions(resume_grace_ms=1),
         structured=pb.StructuredOutput(regex="a"),
         adapter="lora",
     )
@@ -86,10 +85,16 @@ def test_what_is_not_built_is_refused_on_its_field() -> None:
         "sampling.allowed_token_ids",
         "sampling.bad_words",
         "sampling.logit_bias",
-        "scheduling.resume_grace_ms",
         "stop.min_tokens",
         "structured.regex",
     ]
+
+
+def test_a_resume_grace_has_a_limit_and_excludes_log_probabilities() -> None:
+    for scheduling, output in (({"resume_grace_ms": 3_600_001}, {}), ({"resume_grace_ms": 1}, {"logprobs": 0})):
+        found = violations(scheduling=pb.SchedulingOptions(**scheduling), output=pb.OutputOptions(**output))
+        assert "scheduling.resume_grace_ms" in found
+    assert violations(scheduling=pb.SchedulingOptions(resume_grace_ms=3_600_000)) == {}
 
 
 def test_neutral_values_are_accepted() -> None:

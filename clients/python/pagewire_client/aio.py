@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,11 @@ from pagewire.v1.model_pb2_grpc import ModelServiceStub
 from . import convert
 from .channel import Tls, call_metadata, channel_options, health_number, health_request
 from .client import DEFAULT_TARGET, read_timeout, tokenize_request
-from .errors import RequestCancelledError, from_rpc_error
+from .errors import RequestCancelledError, ServerError, from_rpc_error
 from .joining import Joiner
 from .options import GenerateOptions, Messages, Prompt, chat_request, text_request
 from .results import Event, Generation, HealthStatus, Load, Model
+from .resuming import Resumption, response_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -29,11 +31,15 @@ if TYPE_CHECKING:
 class AsyncStream:
     """The events of one request, as they come.
 
-    Leaving its ``async with`` block, ``cancel`` and cancelling the task that iterates cancel the request.
+    Leaving its ``async with`` block, ``cancel`` and cancelling the task that iterates cancel the request. With
+    ``resume_grace_ms`` a stream that breaks is continued for so long, through any front; only leaving its block ends
+    such a request for good.
     """
 
-    def __init__(self, call: Any) -> None:
-        self._call = call
+    def __init__(self, client: AsyncClient, request: generation_pb2.GenerateRequest, timeout: float | None) -> None:
+        self._client = client
+        self._resumption = Resumption(request, timeout) if request.scheduling.resume_grace_ms else None
+        self._call = client.open_stream(request, timeout)
         self._joiner = Joiner()
         self._is_cancelled = False
         self.request_id = ""
@@ -44,22 +50,39 @@ class AsyncStream:
     async def __anext__(self) -> Event:
         try:
             while True:
-                message = await self._call.read()
-                if message is grpc.aio.EOF:
-                    # An error status is raised by read(), an OK one ends the iteration.
-                    raise StopAsyncIteration
+                message = await self._next_message()
                 self.request_id = message.request_id or self.request_id
                 event = convert.event(message)
                 if event is not None:
                     self._joiner.add(event)
                     return event
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
         except asyncio.CancelledError:
             # grpc.aio raises this also when the call, not the task, was cancelled.
             if not self._is_cancelled:
                 raise
             raise RequestCancelledError("the request was cancelled", code=grpc.StatusCode.CANCELLED) from None
+
+    async def _next_message(self) -> generation_pb2.GenerateResponse:
+        while True:
+            try:
+                message = await self._call.read()
+            except grpc.RpcError as error:
+                await self._resume_after(from_rpc_error(error))
+                continue
+            if message is grpc.aio.EOF:
+                # An error status is raised by read(), an OK one ends the iteration.
+                raise StopAsyncIteration
+            response = response_of(message)
+            if self._resumption is not None:
+                self._resumption.note(response)
+            return response
+
+    async def _resume_after(self, error: ServerError) -> None:
+        """Opens the stream anew. Raises: ServerError if it is not one that can be continued."""
+        if self._resumption is None:
+            raise error from None
+        await asyncio.sleep(self._resumption.delay_after(error))
+        self._call = self._client.open_stream(self._resumption.next_message(), self._resumption.timeout())
 
     async def join(self) -> Generation:
         """Reads the rest and returns the whole, what was already iterated over included."""
@@ -79,6 +102,10 @@ class AsyncStream:
         self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None
     ) -> None:
         self.cancel()
+        if self._resumption is not None and not self._resumption.has_ended:
+            self._resumption.has_ended = True
+            with contextlib.suppress(ServerError):
+                await self._client.cancel(self._resumption.request_id)
 
 
 class AsyncClient:
@@ -188,8 +215,15 @@ class AsyncClient:
         return convert.generation(await self._call(self._generation.GenerateOnce, message, deadline))
 
     def _stream(self, request: generation_pb2.GenerateRequest, timeout: float | None) -> AsyncStream:
-        deadline = self._timeout if timeout is None else timeout
-        return AsyncStream(self._generation.Generate(request, timeout=deadline, metadata=self._metadata))
+        return AsyncStream(self, request, self._timeout if timeout is None else timeout)
+
+    def open_stream(
+        self, message: generation_pb2.GenerateRequest | generation_pb2.ResumeGenerateRequest, timeout: float | None
+    ) -> Any:
+        """The call of a stream, begun or continued; ``stream`` is what most callers want."""
+        is_new = isinstance(message, generation_pb2.GenerateRequest)
+        method = self._generation.Generate if is_new else self._generation.ResumeGenerate
+        return method(message, timeout=timeout, metadata=self._metadata)
 
     async def _read(self, method: Any, message: Any, timeout: float | None) -> Any:
         return await self._call(method, message, read_timeout(timeout, self._timeout))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from .joining import Joiner
 from .many import run_many
 from .options import GenerateOptions, Messages, Prompt, chat_request, fill_chat, prompt_options, text_request
 from .results import Event, Generation, HealthStatus, Load, Model
+from .resuming import Resumption, response_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -33,11 +36,14 @@ SINGLE_THREADED_STREAMS = "SingleThreadedUnaryStream"
 class Stream:
     """The events of one request, as they come.
 
-    Leaving its ``with`` block, ``cancel`` and dropping it cancel the request.
+    Leaving its ``with`` block, ``cancel`` and dropping it cancel the request. With ``resume_grace_ms`` a stream that
+    breaks is continued for so long, through any front, and one that is merely dropped runs on.
     """
 
-    def __init__(self, call: Any) -> None:
-        self._call = call
+    def __init__(self, client: Client, request: generation_pb2.GenerateRequest, timeout: float | None) -> None:
+        self._client = client
+        self._resumption = Resumption(request, timeout) if request.scheduling.resume_grace_ms else None
+        self._call = client.open_stream(request, timeout)
         self._joiner = Joiner()
         self.request_id = ""
 
@@ -45,16 +51,31 @@ class Stream:
         return self
 
     def __next__(self) -> Event:
-        try:
-            while True:
-                message = next(self._call)
-                self.request_id = message.request_id or self.request_id
-                event = convert.event(message)
-                if event is not None:
-                    self._joiner.add(event)
-                    return event
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+        while True:
+            message = self._next_message()
+            self.request_id = message.request_id or self.request_id
+            event = convert.event(message)
+            if event is not None:
+                self._joiner.add(event)
+                return event
+
+    def _next_message(self) -> generation_pb2.GenerateResponse:
+        while True:
+            try:
+                message = response_of(next(self._call))
+            except grpc.RpcError as error:
+                self._resume_after(from_rpc_error(error))
+                continue
+            if self._resumption is not None:
+                self._resumption.note(message)
+            return message
+
+    def _resume_after(self, error: ServerError) -> None:
+        """Opens the stream anew. Raises: ServerError if it is not one that can be continued."""
+        if self._resumption is None:
+            raise error from None
+        time.sleep(self._resumption.delay_after(error))
+        self._call = self._client.open_stream(self._resumption.next_message(), self._resumption.timeout())
 
     def join(self) -> Generation:
         """Reads the rest and returns the whole, what was already iterated over included."""
@@ -65,6 +86,10 @@ class Stream:
     def cancel(self) -> None:
         """Cancels the request; iterating further raises RequestCancelledError. Does nothing after the end."""
         self._call.cancel()
+        if self._resumption is not None and not self._resumption.has_ended:
+            self._resumption.has_ended = True
+            with contextlib.suppress(ServerError):
+                self._client.cancel(self._resumption.request_id)
 
     def __enter__(self) -> Self:
         return self
@@ -190,8 +215,15 @@ class Client:
         return convert.generation(self._call(self._generation.GenerateOnce, message, deadline))
 
     def _stream(self, request: generation_pb2.GenerateRequest, timeout: float | None) -> Stream:
-        deadline = self._timeout if timeout is None else timeout
-        return Stream(self._generation.Generate(request, timeout=deadline, metadata=self._metadata))
+        return Stream(self, request, self._timeout if timeout is None else timeout)
+
+    def open_stream(
+        self, message: generation_pb2.GenerateRequest | generation_pb2.ResumeGenerateRequest, timeout: float | None
+    ) -> Any:
+        """The call of a stream, begun or continued; ``stream`` is what most callers want."""
+        is_new = isinstance(message, generation_pb2.GenerateRequest)
+        method = self._generation.Generate if is_new else self._generation.ResumeGenerate
+        return method(message, timeout=timeout, metadata=self._metadata)
 
     def _read(self, method: Callable[..., Any], message: Any, timeout: float | None) -> Any:
         return self._call(method, message, read_timeout(timeout, self._timeout))
