@@ -336,7 +336,7 @@ def _query(query: Any) -> Query:
         query_id=query.query_id,
         tenant=query.tenant,
         kind=kind,
-        request_id=getattr(query, kind) if kind in ("cancel_request_id", "get_request_id") else "",
+        request_id=getattr(query, kind) if kind.endswith("request_id") else "",
         milliseconds=query.drain_ms if kind == "drain_ms" else 0,
     )
 
@@ -542,6 +542,14 @@ def _finished(index: int, ended: Ended) -> Any:
 
 def cancel_response() -> bytes:
     return bytes(generation_pb2.CancelRequestResponse().SerializeToString())
+
+
+def explain_response(decisions: Iterable[tuple[float, int, str]]) -> bytes:
+    """An ExplainRequestResponse of (seconds since arrival, step, sentence)."""
+    response = admin_pb2.ExplainRequestResponse(
+        decisions=[admin_pb2.Decision(at_seconds=at, step_id=step_id, text=text) for at, step_id, text in decisions]
+    )
+    return bytes(response.SerializeToString())
 
 
 def drain_response() -> bytes:

@@ -297,7 +297,7 @@ class FrontDesk:
         retry_ms = self._unavailable_retry_ms if summary.reason in _RETRY_ENDS else 0
         box.add_event(codec.request_ended(key, summary, retry_ms))
         answer = codec.request_response(request.request_id, "ended", summary, request.endings())
-        self.ended.keep(request.tenant, request.request_id, answer, now)
+        self.ended.keep(request.tenant, request.request_id, answer, now, [output.key for output in request.outputs])
         self.resumptions.keep(request, now)
         self.requests.remove(request)
         self._rate.count_end(now)

@@ -158,7 +158,7 @@ class FrontScanned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """``kind`` is load, workers, cancel_request_id, get_request_id, drain_ms, or empty for one not known."""
+    """``kind`` is the name of the question in front.proto, or empty for one not known."""
 
     query_id: int
     tenant: str

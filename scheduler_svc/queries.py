@@ -3,8 +3,9 @@
 from typing import Any
 
 from scheduler_svc import codec
+from scheduler_svc.core.explain import sentence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import EndReason
+from scheduler_svc.core.types import EndReason, RequestKey
 from scheduler_svc.front_desk import FrontDesk
 from scheduler_svc.messages import Code, Query
 from scheduler_svc.worker_link import WorkerLink
@@ -40,13 +41,13 @@ class Queries:
         if query.kind == "workers":
             devices = {worker_id: hello.device for worker_id, hello in self._workers.hellos.items()}
             return codec.workers_response(self._core.counts(), devices)
-        if query.kind not in ("cancel_request_id", "get_request_id"):
+        if query.kind not in ("cancel_request_id", "get_request_id", "explain_request_id"):
             raise QueryFailed(Code.UNIMPLEMENTED, "the scheduler does not know this question")
         if not query.request_id:
             raise QueryFailed(Code.INVALID_ARGUMENT, "request_id is empty")
         if query.kind == "cancel_request_id":
             return self._cancel(query, now)
-        return self._get(query, now)
+        return self._explain(query) if query.kind == "explain_request_id" else self._get(query, now)
 
     def _cancel(self, query: Query, now: float) -> bytes:
         request = self._desk.requests.by_id(query.tenant, query.request_id)
@@ -67,3 +68,28 @@ class Queries:
         if answer is None:
             raise QueryFailed(Code.NOT_FOUND, "there is no such request")
         return answer
+
+    def _explain(self, query: Query) -> bytes:
+        """What was decided about each of its outputs, in the order of time."""
+        request = self._desk.requests.by_id(query.tenant, query.request_id)
+        keys = self._desk.ended.keys(query.tenant, query.request_id)
+        if request is not None:
+            keys = [output.key for output in request.outputs]
+        found = [(index, decision) for index, key in enumerate(keys) for decision in self._core.decisions(key)]
+        if not found:
+            raise QueryFailed(Code.NOT_FOUND, "there is no such request, or it ended too long ago")
+        found.sort(key=lambda entry: entry[1].at)
+        began = found[0][1].at
+        return codec.explain_response(
+            (
+                decision.at - began,
+                decision.step_id,
+                f"output {index}: " * (len(keys) > 1) + sentence(decision, self._name),
+            )
+            for index, decision in found
+        )
+
+    def _name(self, key: RequestKey) -> str:
+        """How people know the request of an output."""
+        output = self._desk.requests.output(key)
+        return "another request" if output is None else f"request {output.request.request_id}"

@@ -7,7 +7,7 @@ while. Ids belong to a tenant: the same id of two tenants names two requests.
 import itertools
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.types import Ended, EndReason, RequestKey
@@ -233,17 +233,18 @@ class EndedRequests:
         self, seconds: float = KEEP_SECONDS, num_requests: int = KEEP_REQUESTS, num_bytes: int = KEEP_BYTES
     ) -> None:
         self._limits = (seconds, num_requests, num_bytes)
-        self._answers: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, str], tuple[float, bytes, Sequence[RequestKey]]] = OrderedDict()
         self._num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._answers)
 
-    def keep(self, tenant: str, request_id: str, answer: bytes, now: float) -> None:
+    def keep(self, tenant: str, request_id: str, answer: bytes, now: float, keys: Sequence[RequestKey] = ()) -> None:
+        """``keys`` are those its outputs had."""
         if not request_id:
             return
         self._drop((tenant, request_id))
-        self._answers[tenant, request_id] = (now, answer)
+        self._answers[tenant, request_id] = (now, answer, keys)
         self._num_bytes += self._size((tenant, request_id), answer)
         self.expire(now)
 
@@ -251,6 +252,11 @@ class EndedRequests:
         self.expire(now)
         found = self._answers.get((tenant, request_id))
         return None if found is None else found[1]
+
+    def keys(self, tenant: str, request_id: str) -> Sequence[RequestKey]:
+        """What its outputs were called in the core; nothing if it is not kept."""
+        found = self._answers.get((tenant, request_id))
+        return () if found is None else found[2]
 
     def expire(self, now: float) -> None:
         seconds, num_requests, num_bytes = self._limits

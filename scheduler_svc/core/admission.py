@@ -23,7 +23,7 @@ LOOK_AHEAD = 64
 class Admission:
     """Admissions of one plan."""
 
-    __slots__ = ("_draft", "_events", "_now", "_num_parked", "_supply", "_tally", "_worker")
+    __slots__ = ("_draft", "_events", "_now", "_supply", "_tally", "_worker")
 
     def __init__(
         self, worker: Worker, draft: PlanDraft, supply: PageSupply, events: list[Event], tally: Tally, now: float
@@ -34,12 +34,11 @@ class Admission:
         self._events = events
         self._tally = tally
         self._now = now
-        self._num_parked = 0
 
     def admit_next(self, before: Order | None) -> Residence | None:
         """Gives the next request that can begin a row; None if none can, or none that comes before ``before``."""
-        worker = self._worker
-        while worker.free_rows and self._num_parked < LOOK_AHEAD and (request := worker.queue.peek()) is not None:
+        worker, parked = self._worker, self._draft.parked
+        while worker.free_rows and len(parked) < LOOK_AHEAD and (request := worker.queue.peek()) is not None:
             if before is not None and request.order > before:
                 return None
             spare = worker.pool.num_available - self._num_promised() - min(len(worker.rows), worker.num_spare_pages)
@@ -92,7 +91,7 @@ class Admission:
             return False
         worker.queue.pop()
         worker.claims.park(request, blocker)
-        self._num_parked += 1
+        self._draft.parked.append((request, worker.claims.claimer(blocker)))
         return True
 
     def _begin(self, request: Request, cached: list[PageId]) -> Residence:

@@ -6,6 +6,7 @@ stall for a prompt; chunks take what they leave of the budget, first come first 
 
 from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.fairness import charge_chunk, charge_decodes
+from scheduler_svc.core.flight_recorder import FlightRecorder
 from scheduler_svc.core.plan import PlanDraft
 from scheduler_svc.core.request import Order, Residence, State
 from scheduler_svc.core.supply import PageSupply
@@ -14,10 +15,12 @@ from scheduler_svc.core.types import BatchPlan, CoreConfig, Event, Row
 from scheduler_svc.core.worker import Worker
 
 
-def plan_step(worker: Worker, config: CoreConfig, tally: Tally, events: list[Event], now: float) -> BatchPlan | None:
+def plan_step(
+    worker: Worker, config: CoreConfig, tally: Tally, recorder: FlightRecorder, events: list[Event], now: float
+) -> BatchPlan | None:
     """Decides the worker's next step and puts it in flight; None if nothing can be computed now.
 
-    Adds what happened to ``events``.
+    Adds what happened to ``events``, and tells the recorder.
     """
     batcher = Batcher(worker, config, tally, events)
     batcher.schedule_decodes()
@@ -27,6 +30,7 @@ def plan_step(worker: Worker, config: CoreConfig, tally: Tally, events: list[Eve
         charge_decodes(worker)
         tally.num_steps += 1
         tally.num_computed_tokens += plan.num_scheduled_tokens
+    recorder.note_plan(worker, batcher.draft, plan, batcher.num_short, events, now)
     return plan
 
 
@@ -43,6 +47,11 @@ class Batcher:
         self._longest_chunk = config.long_prefill_token_threshold or self._budget
         self.draft = PlanDraft(worker)
         self._supply = PageSupply(worker, self.draft, events, tally)
+
+    @property
+    def num_short(self) -> int:
+        """Rows that wait for a page of a step in flight."""
+        return self._supply.num_short
 
     def schedule_decodes(self) -> None:
         """Lets decoding rows go on: looks only at those with an appointment, and at those that sat out."""

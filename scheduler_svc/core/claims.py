@@ -54,6 +54,10 @@ class Claims:
             last, claimer = hashes[index], claim.claimer
         return last
 
+    def claimer(self, page_hash: PageHash) -> Request:
+        """Who computes a claimed page."""
+        return self._claims[page_hash].claimer
+
     def park(self, request: Request, page_hash: PageHash) -> None:
         """Lets a waiting request wait for a claim's end."""
         heappush(self._claims[page_hash].parked.setdefault(request.account, []), (request.order, request))

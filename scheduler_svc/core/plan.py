@@ -7,7 +7,7 @@ preempted while the plan is made is taken out again by ``forget``, so a plan com
 from array import array
 from collections.abc import Sequence
 
-from scheduler_svc.core.request import Residence
+from scheduler_svc.core.request import Request, Residence
 from scheduler_svc.core.step import StepRecord
 from scheduler_svc.core.types import BatchPlan, NewRow, PageId, Row, StepId
 from scheduler_svc.core.worker import Worker
@@ -16,7 +16,7 @@ from scheduler_svc.core.worker import Worker
 class PlanDraft:
     """What one step will do, so far."""
 
-    __slots__ = ("_append_pages", "_append_rows", "_new_rows", "_started", "record")
+    __slots__ = ("_append_pages", "_append_rows", "_new_rows", "_started", "parked", "record")
 
     def __init__(self, worker: Worker) -> None:
         self.record = StepRecord(worker.next_step)
@@ -24,6 +24,8 @@ class PlanDraft:
         self._append_pages: array[int] = array("i")
         self._new_rows: list[NewRow] = []
         self._started: list[Residence] = []
+        self.parked: list[tuple[Request, Request]] = []
+        """Requests that wait for a page from now on, and who computes it."""
 
     def add_row(self, residence: Residence) -> None:
         """A request begins on a row; its cached pages are appended."""

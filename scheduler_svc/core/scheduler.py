@@ -10,11 +10,14 @@ what a step computes, supply.py who gives way when pages run out, results.py wha
 request ends.
 """
 
+from collections.abc import Sequence
+
 from scheduler_svc.core import invariants
 from scheduler_svc.core.accounts import Accounts
 from scheduler_svc.core.batcher import plan_step
 from scheduler_svc.core.errors import RejectCode, RequestRejected, WorkerRejected
 from scheduler_svc.core.fairness import settle
+from scheduler_svc.core.flight_recorder import Decision, FlightRecorder
 from scheduler_svc.core.intake import check_queue, check_request
 from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.policy import order_of, priority_of
@@ -52,6 +55,7 @@ class Scheduler:
         self._accounts = Accounts(config.tenant_weights, config.tenant_fairness)
         self._placement = Placement()
         self._registry = Registry(self._placement, self._tally)
+        self._recorder = FlightRecorder()
         self._num_arrived = 0
 
     def submit(self, request: NewRequest, now: float) -> list[Event]:
@@ -66,28 +70,29 @@ class Scheduler:
         account = self._accounts.of(request.tenant)
         check_queue(len(request.prompt), account, self._accounts, self._config)
         self._num_arrived += 1
-        use_cache = self._config.enable_prefix_caching
+        num_waiting, use_cache = self.num_waiting, self._config.enable_prefix_caching
         order = order_of(request, self._config, self._placement.capacity, self._num_arrived, now)
         priority = priority_of(request, self._config)
         taken = Request(request, order, account, priority=priority, use_cache=use_cache, now=now)
+        self._recorder.note_submitted(taken, num_waiting, now)
         self._registry.add(taken)
-        self._placement.place(taken, now)
+        self._place([taken], now)
         return []
 
     def cancel(self, key: RequestKey, reason: EndReason, now: float) -> list[Event]:
         """Ends a request at once, in whatever state it is. An unknown or ended key changes nothing."""
         request = self._registry.get(key)
-        return [] if request is None else [self._registry.end(request, reason, now)]
+        return [] if request is None else self._note([self._registry.end(request, reason, now)], now)
 
     def stop(self, key: RequestKey, num_output_tokens: int, now: float) -> list[Event]:
         """Ends a request by a stop string that was complete with its output token number ``num_output_tokens``."""
         request = self._registry.get(key)
-        return [] if request is None else [self._registry.stop_at(request, num_output_tokens, now)]
+        return [] if request is None else self._note([self._registry.stop_at(request, num_output_tokens, now)], now)
 
     def scanned(self, key: RequestKey, now: float) -> list[Event]:
         """Confirms a held ending: no stop string was found up to it."""
         request = self._registry.get(key)
-        return [] if request is None else self._registry.confirm(request, now)
+        return [] if request is None else self._note(self._registry.confirm(request, now), now)
 
     def add_worker(self, card: WorkerCard, now: float) -> list[Event]:
         """A worker joins; one that is known by this id is lost first. Waiting requests are placed anew.
@@ -123,7 +128,8 @@ class Scheduler:
         ]
         worker.forget_steps()
         self._placement.leave(worker)
-        self._placement.place_all(mine, now)
+        self._note(events, now)
+        self._place(mine, now)
         return events
 
     def plan(self, worker_id: WorkerId, now: float) -> tuple[BatchPlan | None, list[Event]]:
@@ -135,8 +141,8 @@ class Scheduler:
         worker = self._placement.workers.get(worker_id)
         if worker is None or len(worker.in_flight) >= self._config.max_steps_in_flight:
             return None, []
-        events = self.expire(now)
-        return plan_step(worker, self._config, self._tally, events, now), events
+        events = self._expire(now)
+        return plan_step(worker, self._config, self._tally, self._recorder, events, now), events
 
     def commit(self, result: StepResult, now: float) -> Committed:
         """Applies the result of the worker's oldest step in flight; any other result is late or unknown and changes
@@ -144,14 +150,13 @@ class Scheduler:
         worker = self._placement.workers.get(result.worker_id)
         if worker is None or not worker.in_flight or worker.in_flight[0].step_id != result.step_id:
             return Committed()
-        return apply_result(worker, result, self._registry, self._tally, now)
+        committed = apply_result(worker, result, self._registry, self._tally, now)
+        self._recorder.note_events(committed.events, now, result.step_id)
+        return committed
 
     def expire(self, now: float) -> list[Event]:
         """Ends requests that have run out of time, or have waited too long without any worker that can hold them."""
-        events = self._registry.expire(now)
-        while (waiter := self._longest_unplaced()) is not None and self._lost_at(waiter) <= now:
-            events.append(self._registry.end(waiter, EndReason.WORKER_LOST, now))
-        return events
+        return self._note(self._expire(now), now)
 
     def next_expiry(self) -> float | None:
         """The earliest ``now`` at which ``expire`` would do something."""
@@ -167,6 +172,10 @@ class Scheduler:
             return 0
         self._placement.collect(request)
         return len(request.output)
+
+    def decisions(self, key: RequestKey) -> Sequence[Decision]:
+        """What was decided about a request, in order; nothing if it is unknown or ended too long ago."""
+        return self._recorder.decisions(key)
 
     @property
     def num_waiting(self) -> int:
@@ -205,6 +214,21 @@ class Scheduler:
             InvariantViolation: a rule is broken.
         """
         invariants.check(self._placement, self._registry)
+
+    def _expire(self, now: float) -> list[Event]:
+        events = self._registry.expire(now)
+        while (waiter := self._longest_unplaced()) is not None and self._lost_at(waiter) <= now:
+            events.append(self._registry.end(waiter, EndReason.WORKER_LOST, now))
+        return events
+
+    def _place(self, requests: Sequence[Request], now: float) -> None:
+        self._placement.place_all(requests, now)
+        for request in requests:
+            self._recorder.note_placed(request, request.key not in self._placement.unplaced, now)
+
+    def _note(self, events: list[Event], now: float) -> list[Event]:
+        self._recorder.note_events(events, now)
+        return events
 
     def _num_running(self) -> int:
         return len(self._registry) - self._registry.num_held - self.num_waiting

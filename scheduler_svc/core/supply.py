@@ -42,7 +42,7 @@ class PageSupply:
                 self.num_short += 1
                 return False
             victim = max(self._worker.rows.values(), key=_order)
-            self._preempt(victim, "no pages")
+            self._preempt(victim, residence.request, "no pages")
             if victim is residence:
                 return False
         self._draft.append_page(residence, pool.take_one())
@@ -60,7 +60,7 @@ class PageSupply:
             num_missing -= self._num_freed(residence)
             if num_missing <= 0:
                 for victim in lower[:count]:
-                    self._preempt(victim, "a higher priority needs its pages")
+                    self._preempt(victim, request, "a higher priority needs its pages")
                 return True
         return False
 
@@ -77,7 +77,7 @@ class PageSupply:
         num_own = sum(1 for page in residence.pages if pool.refs[page] == 1)
         return num_own + max(0, num_prompt_pages - len(residence.pages))
 
-    def _preempt(self, residence: Residence, reason: str) -> None:
+    def _preempt(self, residence: Residence, asking: Request, reason: str) -> None:
         request = residence.request
         self._draft.forget(residence)
         self._worker.end_claims(request)
@@ -89,7 +89,8 @@ class PageSupply:
         request.num_preemptions += 1
         self._tally.num_preemptions += 1
         self._coming = None
-        self._events.append(Preempted(key=request.key, reason=reason))
+        made_room_for = None if asking is request else asking.key
+        self._events.append(Preempted(key=request.key, reason=reason, made_room_for=made_room_for))
 
 
 def _order(residence: Residence) -> Order:

@@ -199,6 +199,8 @@ class PrefillProgress:
 class Preempted:
     key: RequestKey
     reason: str
+    made_room_for: RequestKey | None = None
+    """The request that got its pages; None: nobody in particular."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

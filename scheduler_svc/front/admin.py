@@ -39,6 +39,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc]
         """Not built yet."""
         raise UnsupportedError("AdminService.RemoveWorker")
 
-    async def ExplainRequest(self, request: Any, context: Any) -> NoReturn:
-        """Not built yet."""
-        raise UnsupportedError("AdminService.ExplainRequest")
+    async def ExplainRequest(self, request: Any, context: Any) -> Any:
+        """What the scheduler decided about a request."""
+        reply = await self._link.query(explain_request_id=request.request_id)
+        return admin_pb2.ExplainRequestResponse.FromString(reply)

@@ -332,3 +332,12 @@ def test_the_demo_fails_when_a_part_does(demo_stack: type[DemoStack], server: Fa
 
 def test_a_model_cannot_steer_a_terminal() -> None:
     assert output.printable("a\x1b[2Jb\r\x07\x9b1m\tc\nd") == "a[2Jb1m\tc\nd"
+
+
+def test_explain_prints_a_line_a_decision(server: FakeServer) -> None:
+    result = run(server, "explain", "known", "--target", server.target)
+    assert result.stdout.splitlines() == ["    0.0000 s                waits", "    0.2500 s  step 7        ended"]
+    assert lines_of(run(server, "explain", "known", "--json", "--target", server.target))[1]["step_id"] == 7
+    unknown = run(server, "explain", "nobody", "--target", server.target)
+    assert (unknown.exit_code, unknown.stdout) == (1, "")
+    assert "there is no such request" in unknown.stderr

@@ -268,6 +268,29 @@ def test_requests_are_found_by_tenant_and_id(engine: EngineThread, front: RawFro
     front.wait_over(other_tenant)
 
 
+def test_decisions_about_a_request_are_told_while_it_runs_and_afterwards(
+    front: RawFront, worker: ScriptedWorker
+) -> None:
+    worker.options.steps_before_hold = 2
+    key = front.submit(PROBE, request_id="explained", n=2, max_tokens=8)
+    front.wait_tokens(key, 1)
+
+    def told(**tenant: str) -> list[str]:
+        reply = front.query(explain_request_id="explained", **tenant)
+        assert reply.code == (5 if tenant else 0)
+        return [each.text for each in admin_pb2.ExplainRequestResponse.FromString(reply.response).decisions]
+
+    live = told()
+    assert live[0].startswith(f"output 0: submitted with {len(PROBE)} prompt tokens")
+    assert any(text.startswith("output 1: admitted") for text in live)
+    worker.options.steps_before_hold = None
+    front.wait_over(key)
+    assert told()[: len(live)] == live
+    assert told()[-1].endswith("ended: length, 8 output tokens")
+    assert told(tenant="another") == []
+    assert front.query(explain_request_id="nobody").code == 5
+
+
 def test_load_and_workers_are_told(front: RawFront, worker: ScriptedWorker) -> None:
     probe(front)
     load = admin_pb2.GetLoadResponse.FromString(front.query(load=True).response)

@@ -355,6 +355,8 @@ async def test_admin_answers_on_the_internal_port_alone() -> None:
             assert (await admin.GetLoad(admin_pb2.GetLoadRequest())).num_workers == 1
             workers = await admin.ListWorkers(admin_pb2.ListWorkersRequest())
             assert [worker.worker_id for worker in workers.workers] == ["w1"]
+            explained = await admin.ExplainRequest(admin_pb2.ExplainRequestRequest(request_id="r"))
+            assert [decision.text for decision in explained.decisions] == ["waits"]
             await admin.Drain(admin_pb2.DrainRequest(timeout_ms=5))
             assert stack.scheduler.queries[-1].drain_ms == 5
             error = await failure(admin.UpdateLimits(admin_pb2.UpdateLimitsRequest()))

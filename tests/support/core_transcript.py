@@ -13,6 +13,7 @@ run [w]                               plan and result until nothing is left
 cancel a   stop a 2   scanned a   lose w   time 5   expire   next
 pages [w]                             the worker's pages
 counts                                what the core counts
+explain a                             what was decided about a
 accounts                              what tenants were charged, in tokens
 """
 
@@ -21,6 +22,8 @@ from collections.abc import Callable, Sequence
 from support.core_bench import EOS, CoreBench, card, config
 
 from scheduler_svc.core.errors import CoreError
+from scheduler_svc.core.explain import sentence
+from scheduler_svc.core.flight_recorder import Decision
 from scheduler_svc.core.types import (
     Admitted,
     BatchPlan,
@@ -32,6 +35,7 @@ from scheduler_svc.core.types import (
     Held,
     Preempted,
     PrefillProgress,
+    RequestKey,
     SchedulingPolicy,
     StepResult,
     WorkerId,
@@ -222,6 +226,10 @@ class _Stage:
         charged = self._bench.core.charges()
         return [", ".join(f"{tenant or 'nobody'} {tokens:g}" for tenant, tokens in charged.items())]
 
+    def _do_explain(self, flags: list[str], options: dict[str, str]) -> list[str]:
+        decisions = self._bench.core.decisions(RequestKey(_key(flags[0])))
+        return [_decision(decision) for decision in decisions] or ["nothing is known"]
+
     def _plan_line(self, name: str, plan: BatchPlan) -> str:
         """What each row does, and keeps count of what the rows know."""
         rows = self._rows[name]
@@ -272,6 +280,11 @@ def _event(event: Event) -> str:
     assert isinstance(event, Ended)
     recomputed = f", {event.num_recomputed_tokens} recomputed" if event.num_recomputed_tokens else ""
     return f"{name} ended: {event.reason.value}, {event.num_output_tokens} tokens{recomputed}, in {event.stage}"
+
+
+def _decision(decision: Decision) -> str:
+    step = f", step {decision.step_id}" if decision.step_id else ""
+    return f"{decision.at:g} s{step}: {sentence(decision, _name)}"
 
 
 def _first(flags: list[str]) -> str:

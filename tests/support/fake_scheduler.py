@@ -200,6 +200,9 @@ class FakeScheduler:
             reply.response = admin_pb2.ListWorkersResponse(
                 workers=[admin_pb2.Worker(worker_id="w1")]
             ).SerializeToString()
+        elif kind == "explain_request_id":
+            decisions = [admin_pb2.Decision(text="waits")]
+            reply.response = admin_pb2.ExplainRequestResponse(decisions=decisions).SerializeToString()
         elif kind in ("cancel_request_id", "get_request_id"):
             wanted = getattr(query, kind)
             found = next((each for each in self.running.values() if each.submit.request_id == wanted), None)

@@ -221,3 +221,9 @@ class _Models(model_pb2_grpc.ModelServiceServicer):  # type: ignore[misc]
 class _Admin(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc]
     def GetLoad(self, request: Any, context: Any) -> Any:
         return admin_pb2.GetLoadResponse(num_pages=100, num_free_pages=90, num_held_pages=10, num_workers=1)
+
+    def ExplainRequest(self, request: Any, context: Any) -> Any:
+        if request.request_id != "known":
+            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such request")
+        decisions = [admin_pb2.Decision(text="waits"), admin_pb2.Decision(at_seconds=0.25, step_id=7, text="ended\x1b")]
+        return admin_pb2.ExplainRequestResponse(decisions=decisions)

@@ -31,6 +31,7 @@ from .request_output import CompletionOutput, Logprob, RequestOutput
 from .results import (
     Admitted,
     ChatMessage,
+    Decision,
     Delta,
     Event,
     Finished,
@@ -61,6 +62,7 @@ __all__ = [
     "Client",
     "CompletionOutput",
     "DeadlineExceededError",
+    "Decision",
     "Delta",
     "Event",
     "FetchError",

@@ -21,7 +21,7 @@ from .client import DEFAULT_TARGET, read_timeout, tokenize_request
 from .errors import RequestCancelledError, ServerError, from_rpc_error
 from .joining import Joiner
 from .options import GenerateOptions, Messages, Prompt, chat_request, text_request
-from .results import Event, Generation, HealthStatus, Load, Model
+from .results import Decision, Event, Generation, HealthStatus, Load, Model
 from .resuming import Resumption, response_of
 
 if TYPE_CHECKING:
@@ -194,6 +194,12 @@ class AsyncClient:
         """Counts of requests, pages and tokens, from the internal port."""
         stub = AdminServiceStub(self._internal)
         return convert.load(await self._read(stub.GetLoad, admin_pb2.GetLoadRequest(), timeout))
+
+    async def explain(self, request_id: str, *, timeout: float | None = None) -> tuple[Decision, ...]:
+        """What the scheduler decided about a request and why, from the internal port. Raises: NotFoundError."""
+        method = AdminServiceStub(self._internal).ExplainRequest
+        message = admin_pb2.ExplainRequestRequest(request_id=request_id)
+        return convert.decisions(await self._read(method, message, timeout))
 
     async def close(self) -> None:
         """Closes the connection; calls still running end with RequestCancelledError."""

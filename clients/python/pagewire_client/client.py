@@ -20,7 +20,7 @@ from .errors import RequestCancelledError, ServerError, from_rpc_error
 from .joining import Joiner
 from .many import run_many
 from .options import GenerateOptions, Messages, Prompt, chat_request, fill_chat, prompt_options, text_request
-from .results import Event, Generation, HealthStatus, Load, Model
+from .results import Decision, Event, Generation, HealthStatus, Load, Model
 from .resuming import Resumption, response_of
 
 if TYPE_CHECKING:
@@ -196,6 +196,12 @@ class Client:
         """Counts of requests, pages and tokens, from the internal port."""
         stub = AdminServiceStub(self._internal)
         return convert.load(self._read(stub.GetLoad, admin_pb2.GetLoadRequest(), timeout))
+
+    def explain(self, request_id: str, *, timeout: float | None = None) -> tuple[Decision, ...]:
+        """What the scheduler decided about a request and why, from the internal port. Raises: NotFoundError."""
+        method = AdminServiceStub(self._internal).ExplainRequest
+        message = admin_pb2.ExplainRequestRequest(request_id=request_id)
+        return convert.decisions(self._read(method, message, timeout))
 
     def close(self) -> None:
         """Closes the connection; calls still running end with RequestCancelledError."""

@@ -138,3 +138,10 @@ def model(message: model_pb2.Model) -> results.Model:
 def load(message: admin_pb2.GetLoadResponse) -> results.Load:
     """Counts of a server."""
     return results.Load(**{f.name: getattr(message, f.name) for f in fields(results.Load)})
+
+
+def decisions(message: admin_pb2.ExplainRequestResponse) -> tuple[results.Decision, ...]:
+    """What was decided about a request."""
+    return tuple(
+        results.Decision(at_seconds=each.at_seconds, step_id=each.step_id, text=each.text) for each in message.decisions
+    )

@@ -207,3 +207,12 @@ class Load:
     num_wasted_tokens: int
     num_steps: int
     num_link_faults: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One decision of the scheduler about a request: when, in which step (0: none), what and why."""
+
+    at_seconds: float
+    step_id: int
+    text: str

@@ -15,6 +15,10 @@ Target = Annotated[
     str, typer.Option("--target", envvar="PAGEWIRE_TARGET", metavar="HOST:PORT", help="The server to call.")
 ]
 TARGET_DEFAULT = DEFAULT_TARGET
+InternalTarget = Annotated[
+    str, typer.Option("--target", envvar="PAGEWIRE_INTERNAL_TARGET", metavar="HOST:PORT", help="The internal port.")
+]
+INTERNAL_TARGET_DEFAULT = "127.0.0.1:50052"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 Local = Annotated[bool, typer.Option("--local", help="Start a stack on this machine for the call.")]
 ModelName = Annotated[

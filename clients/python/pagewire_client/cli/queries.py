@@ -1,4 +1,4 @@
-"""``pagewire models``, ``health``, ``fetch`` and ``version``."""
+"""``pagewire models``, ``health``, ``explain``, ``fetch`` and ``version``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..results import HealthStatus
 from . import arguments as arg
 from .failures import EXIT_FAILED
 from .models import local_model
-from .output import print_json
+from .output import print_json, printable
 
 
 def models(target: arg.Target = arg.TARGET_DEFAULT, json: arg.Json = False) -> None:
@@ -54,6 +54,22 @@ def health(
         print(status.name)
     if status is not HealthStatus.SERVING:
         raise typer.Exit(EXIT_FAILED)
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(help="The request, running or ended a while ago.")],
+    target: arg.InternalTarget = arg.INTERNAL_TARGET_DEFAULT,
+    json: arg.Json = False,
+) -> None:
+    """Tell step by step what the scheduler decided about a request, and why."""
+    with Client(target) as client:
+        decisions = client.explain(request_id)
+    for decision in decisions:
+        if json:
+            print_json(decision)
+        else:
+            step = f"step {decision.step_id}" if decision.step_id else ""
+            print(f"{decision.at_seconds:10.4f} s  {step:<12}  {printable(decision.text)}")
 
 
 def fetch(

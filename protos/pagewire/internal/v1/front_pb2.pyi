@@ -160,7 +160,7 @@ class Scanned(_message.Message):
     def __init__(self, key: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Query(_message.Message):
-    __slots__ = ("query_id", "tenant", "load", "workers", "cancel_request_id", "get_request_id", "drain_ms")
+    __slots__ = ("query_id", "tenant", "load", "workers", "cancel_request_id", "get_request_id", "drain_ms", "explain_request_id")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +168,7 @@ class Query(_message.Message):
     CANCEL_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GET_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     query_id: int
     tenant: str
     load: bool
@@ -175,7 +176,8 @@ class Query(_message.Message):
     cancel_request_id: str
     get_request_id: str
     drain_ms: int
-    def __init__(self, query_id: _Optional[int] = ..., tenant: _Optional[str] = ..., load: _Optional[bool] = ..., workers: _Optional[bool] = ..., cancel_request_id: _Optional[str] = ..., get_request_id: _Optional[str] = ..., drain_ms: _Optional[int] = ...) -> None: ...
+    explain_request_id: str
+    def __init__(self, query_id: _Optional[int] = ..., tenant: _Optional[str] = ..., load: _Optional[bool] = ..., workers: _Optional[bool] = ..., cancel_request_id: _Optional[str] = ..., get_request_id: _Optional[str] = ..., drain_ms: _Optional[int] = ..., explain_request_id: _Optional[str] = ...) -> None: ...
 
 class SchedulerToFrontFrame(_message.Message):
     __slots__ = ("session", "service", "tokens", "events", "replies", "refusal", "heartbeat")
