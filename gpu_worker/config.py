@@ -36,6 +36,9 @@ class WorkerConfig(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of weights and activations")
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: as --dtype")
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="dummy: random weights, from config.json and the tokenizer alone"
+    )
     quantization: Literal["auto", "gguf"] = Field("auto", description="detected from the checkpoint")
     page_size: int = Field(32, ge=1, le=1024, description="tokens a page holds")
     max_num_seqs: int | None = Field(None, ge=1, le=65536, description="most requests at once; GPU 256, CPU 64")
@@ -49,6 +52,7 @@ class WorkerConfig(BaseSettings):
     tensor_parallel_size: int = Field(1, ge=1, le=1, description="ranks of this worker")
     served_model_name: str | None = Field(None, min_length=1, description="the model's name for clients; its file name")
     kernels: Literal["auto", "triton", "cpu", "reference"] = Field("auto", description="kernel set; auto by device")
+    enforce_eager: bool = Field(False, description="true: launch steps operation by operation, without CUDA graphs")
     log_format: Literal["text", "json"] = Field("text", description="of the log on stderr")
 
     @field_validator("model")

@@ -1,4 +1,4 @@
-"""What a Llama-family model looks like, read from a Hugging Face config or from GGUF metadata.
+"""What a model of the Llama kind looks like, read from a Hugging Face config or from GGUF metadata.
 
 Every field that changes the arithmetic is either understood or refused by name: an ignored rotary scaling block or
 window is invisible on short prompts and ruins long ones.
@@ -11,7 +11,8 @@ from typing import Any
 
 from gpu_worker.errors import ModelLoadError
 
-ARCHITECTURES = ("LlamaForCausalLM",)
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""One decoder with small differences: Qwen2 has biases on query, key and value, Qwen3 norms their heads."""
 ROPE_KINDS = ("default", "linear", "llama3")
 MAX_HEAD_DIM = 256
 MAX_LAYERS = 1024
@@ -50,6 +51,11 @@ class ModelConfig:
     rms_norm_eps: float
     rope: RopeConfig
     attention_bias: bool = False
+    """Of query, key and value."""
+    output_bias: bool = False
+    """Of the attention's output."""
+    qk_norm: bool = False
+    """Queries and keys are normed head by head before they are rotated."""
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     dtype: str = ""
@@ -84,10 +90,10 @@ class ModelConfig:
 def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     """Read a ``config.json``. Raises ModelLoadError naming the field that is missing or not supported."""
     architecture = _architecture(config)
-    _refuse_foreign(config)
+    _refuse_foreign(config, architecture)
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-    if config.get("head_dim") is not None:
-        head_dim = _count(config, "head_dim")
+    if config.get("head_dim") is not None or architecture == "Qwen3ForCausalLM":
+        head_dim = _count(config, "head_dim", 128)
     elif heads < 1 or hidden % heads:
         raise ModelLoadError(
             f"config: hidden_size {hidden} is not divisible by {heads} heads and head_dim is not given"
@@ -95,6 +101,7 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     else:
         head_dim = hidden // heads
     max_positions = _count(config, "max_position_embeddings", 2048)
+    bias = bool(config.get("attention_bias", False))
     return ModelConfig(
         architecture=architecture,
         hidden_size=hidden,
@@ -107,7 +114,9 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         max_positions=max_positions,
         rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
         rope=_rope(config, max_positions),
-        attention_bias=bool(config.get("attention_bias", False)),
+        attention_bias=bias or architecture == "Qwen2ForCausalLM",
+        output_bias=bias and architecture != "Qwen2ForCausalLM",
+        qk_norm=architecture == "Qwen3ForCausalLM",
         mlp_bias=bool(config.get("mlp_bias", False)),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch."),
@@ -121,15 +130,19 @@ def _architecture(config: Mapping[str, Any]) -> str:
     return str(names[0])
 
 
-def _refuse_foreign(config: Mapping[str, Any]) -> None:
+def _refuse_foreign(config: Mapping[str, Any], architecture: str) -> None:
     if config.get("auto_map"):
         raise ModelLoadError("config: auto_map asks for code from the checkpoint; code from checkpoints is never run")
     if config.get("quantization_config"):
         quantization = config["quantization_config"]
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
         raise ModelLoadError(f"config: quantization_config ({method}) is not supported by this version")
-    if config.get("sliding_window") is not None and config.get("use_sliding_window", True):
-        raise ModelLoadError(f"config: sliding_window {config['sliding_window']} is not supported")
+    is_qwen = architecture.startswith("Qwen")
+    window = config.get("sliding_window", 4096 if architecture == "MistralForCausalLM" else None)
+    if window is not None and config.get("use_sliding_window", not is_qwen):
+        raise ModelLoadError(f"config: sliding_window {window} is not supported")
+    if set(config.get("layer_types") or ()) - {"full_attention"}:
+        raise ModelLoadError("config: layer_types other than full_attention are not supported")
     if config.get("hidden_act", "silu") != "silu":
         raise ModelLoadError(f"config: hidden_act {config['hidden_act']!r} is not supported; supported: silu")
     if _number(config, "partial_rotary_factor", 1.0) != 1.0:

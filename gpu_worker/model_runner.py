@@ -1,7 +1,8 @@
 """Runs batch plans: rows, model and sampler of one worker.
 
 ``launch`` returns as soon as the work is queued on the device; ``StepOutput.wait`` gives the result. On a CPU the
-work is done when ``launch`` returns.
+work is done when ``launch`` returns. On a GPU a step runs as one CUDA graph where one of its shape was captured, else
+operation by operation; both run ``_run``.
 
 When a step fails, the rows' counts stay as if it had succeeded: the scheduler has planned on, the next plan may be here
 already, and it releases the rows of the failed step once it hears of the failure. Those rows go on from token 0; what
@@ -9,20 +10,22 @@ they wrote is never published. The device's page tables are copied anew from the
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from pagewire_kernels import KernelSet
 
-from gpu_worker.batch_plan import BatchPlan, Int32s, StepResult
+from gpu_worker.batch_plan import BatchPlan, Int32s, StepResult, empty_column
+from gpu_worker.cuda_graphs import StepGraphs
 from gpu_worker.errors import DeviceLostError, PlanRefusedError
-from gpu_worker.model_inputs import DeviceRows
+from gpu_worker.model_inputs import DeviceRows, StepInputs, exact_shape
 from gpu_worker.models.llama import LlamaModel
 from gpu_worker.page_pool import copy_pages
 from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
 from gpu_worker.sampler import STATUS_FINE, sample_rows
+from gpu_worker.step_shape import GraphShapes, StepShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class StepOutput:
     plan: BatchPlan
     sampled_rows: Int32s
     packed: torch.Tensor | None
-    """int32 [2, R] on the host: token ids and statuses, valid after the event."""
+    """int32 [2, at least R] on the host: token ids and statuses, valid after the event."""
     started_event: "torch.cuda.Event | None" = None
     done_event: "torch.cuda.Event | None" = None
     step_us: int = 0
@@ -51,7 +54,7 @@ class StepOutput:
             return StepResult(
                 step_id=self.plan.step_id, epoch=self.plan.epoch, step_us=step_us, failure=self.failure or "no output"
             )
-        token_ids, statuses = self.packed.numpy()
+        token_ids, statuses = self.packed.numpy()[:, : len(self.sampled_rows)]
         return StepResult(
             step_id=self.plan.step_id,
             epoch=self.plan.epoch,
@@ -80,7 +83,25 @@ class ModelRunner:
         self._kv_pages = kv_pages
         self._rows = RequestRows(limits)
         self._device_rows = DeviceRows(self._rows, device)
+        self._shapes: GraphShapes | None = None
+        self.graphs = StepGraphs()
         self._stale = False
+
+    def round_shapes(self) -> GraphShapes:
+        """Round every step up to a shape that a graph could be captured for, where there is one."""
+        self._shapes = GraphShapes(self.limits, self.model.num_parameters)
+        return self._shapes
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> StepGraphs:
+        """Capture a graph of every shape, on a GPU before the first plan; later steps use them."""
+
+        def prepare(shape: StepShape) -> Callable[[], torch.Tensor]:
+            inputs = self._device_rows.upload(_NO_WORK, shape)
+            return lambda: self._run(inputs)
+
+        self.graphs.capture(self.round_shapes().all(), prepare, self.device)
+        return self.graphs
 
     def reset(self) -> None:
         """Drop all rows; pages keep their content."""
@@ -112,16 +133,14 @@ class ModelRunner:
             self._stale = False
         began = time.perf_counter()
         started = self._record_event()
-        inputs = self._device_rows.build(work)
-        if inputs.copy_sources is not None and inputs.copy_destinations is not None:
-            copy_pages(self._kv_pages, inputs.copy_sources, inputs.copy_destinations)
+        shape = self._shape_of(work)
+        inputs = self._device_rows.upload(work, shape)
+        if len(work.copy_sources):
+            copy_pages(self._kv_pages, self._page_ids(work.copy_sources), self._page_ids(work.copy_destinations))
         packed = torch.empty(2, 0, dtype=torch.int32)
         if plan.num_scheduled_rows:
-            logits = self.model.forward(inputs.token_ids, inputs.attention, self._kv_pages, inputs.sampling_tokens)
-            if len(logits):
-                packed = sample_rows(
-                    self._kernels, logits, inputs.sampling, inputs.sampled_rows, self._device_rows.last_token_ids
-                )
+            graph = self.graphs.find(shape)
+            packed = self._run(inputs) if graph is None else graph.replay()
         on_host = self._to_host(packed)
         done = self._record_event()
         return StepOutput(
@@ -132,6 +151,24 @@ class ModelRunner:
             done_event=done,
             step_us=int((time.perf_counter() - began) * 1e6),
         )
+
+    def _shape_of(self, work: StepWork) -> StepShape:
+        fitting = self._shapes.fitting(work) if self._shapes is not None else None
+        return exact_shape(self._rows, work) if fitting is None else fitting
+
+    def _run(self, inputs: StepInputs) -> torch.Tensor:
+        """The step on the device: int32 [2, R], [2, 0] if no row samples. Reads nothing back, so it can be captured."""
+        token_ids, attention = self._device_rows.gather(inputs)
+        logits = self.model.forward(token_ids, attention, self._kv_pages, inputs.sampling_tokens)
+        if not len(logits):
+            return torch.empty(2, 0, dtype=torch.int32)
+        return sample_rows(
+            self._kernels, logits, inputs.sampling, inputs.sampled_rows, self._device_rows.last_token_ids
+        )
+
+    def _page_ids(self, page_ids: Int32s) -> torch.Tensor:
+        column = torch.from_numpy(page_ids.astype(np.int64))
+        return column if self.device.type == "cpu" else column.pin_memory().to(self.device, non_blocking=True)
 
     def _to_host(self, packed: torch.Tensor) -> torch.Tensor:
         if packed.device.type == "cpu":
@@ -158,3 +195,17 @@ class ModelRunner:
                 self._device_rows.last_token_ids.index_fill_(0, rows, 0)
         except RuntimeError as error:
             raise DeviceLostError(str(error)) from None
+
+
+_NO_WORK = StepWork(
+    decode_rows=empty_column(),
+    chunk_rows=empty_column(),
+    chunk_tokens=empty_column(),
+    sampling_chunks=empty_column(),
+    append_rows=empty_column(),
+    append_columns=empty_column(),
+    append_pages=empty_column(),
+    copy_sources=empty_column(),
+    copy_destinations=empty_column(),
+)
+"""Of a step that is all padding."""

@@ -72,7 +72,8 @@ class RequestRows:
         """Token ids the row has, the one being sampled included."""
         self.num_computed = np.zeros(size, dtype=np.int32)
         self.num_pages = np.zeros(size, dtype=np.int32)
-        self.page_tables = np.zeros((size, limits.max_pages), dtype=np.int32)
+        self.page_tables = np.zeros((size + 1, limits.max_pages), dtype=np.int32)
+        """The table past the last row's is that of rows that pad a step."""
         self.known_ids: list[Int32s] = [np.empty(0, dtype=np.int32)] * size
         """Ids a row began with; what it sampled since stays on the device."""
         self.temperature = np.zeros(size, dtype=np.float32)

@@ -24,6 +24,7 @@ from gpu_worker.models.llama import LlamaModel
 from gpu_worker.page_pool import PageShape, allocate_pages, count_pages
 from gpu_worker.request_rows import RowLimits
 from gpu_worker.warm_up import warm_up
+from gpu_worker.weights.dummy import DummyCheckpoint, fill_with_noise
 from gpu_worker.weights.load import load_weights
 from gpu_worker.weights.open import open_checkpoint
 from gpu_worker.worker_card import WorkerCard
@@ -47,7 +48,8 @@ class Parts:
 
 def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     """Raises ModelLoadError, PagePoolTooSmallError, ConfigError."""
-    checkpoint = open_checkpoint(config.model)
+    is_dummy = config.load_format == "dummy"
+    checkpoint = DummyCheckpoint(config.model) if is_dummy else open_checkpoint(config.model)
     device = pick_device(config.device)
     free_before = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     dtype = pick_dtype(config.dtype, checkpoint.config.dtype, device)
@@ -67,7 +69,10 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
         model = LlamaModel(checkpoint.config, kernels, max_model_len=max_model_len, dtype=dtype, device=device)
     except (RuntimeError, MemoryError) as error:
         raise ModelLoadError(f"the weights cannot be allocated: {str(error).splitlines()[0][:200]}") from None
-    load_weights(checkpoint, model.weight_slots(), warn)
+    if is_dummy:
+        fill_with_noise(model.weight_slots())
+    else:
+        load_weights(checkpoint, model.weight_slots(), warn)
     dtype_name = str(dtype).removeprefix("torch.")
     card = make_model_card(
         checkpoint,
@@ -84,11 +89,18 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     kv_pages = allocate_pages(limits.num_pages, PageShape.of(model.config, limits.page_size, dtype), device)
     runner = ModelRunner(model, kernels, kv_pages, limits, device)
     warm_up(runner)
+    if _uses_graphs(config, device, kernels):
+        runner.capture_graphs()
     return Parts(
         runner=runner,
         card=_worker_card(card, limits, device, kernels.name),
-        summary=_summary(card, model, limits, device, kernels.name, threads),
+        summary=_summary(card, runner, device, kernels.name, threads),
     )
+
+
+def _uses_graphs(config: "WorkerConfig", device: torch.device, kernels: KernelSet) -> bool:
+    """Only the Triton kernels read nothing back on the host."""
+    return device.type == "cuda" and kernels.name == "triton" and not config.enforce_eager
 
 
 def _check_kv_dtype(config: "WorkerConfig", dtype: torch.dtype) -> None:
@@ -139,7 +151,9 @@ def _size_pool(
         available = cpu_pool_bytes()
     elif available is None:
         run_largest_step(model, kernels, config.page_size, max_num_seqs, max_num_batched_tokens, card.max_model_len)
-        available = gpu_pool_bytes(device, config.gpu_memory_utilization, free_before)
+        available = gpu_pool_bytes(
+            device, config.gpu_memory_utilization, free_before, for_graphs=_uses_graphs(config, device, kernels)
+        )
     return RowLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -173,10 +187,9 @@ def program_version() -> str:
         return "0"
 
 
-def _summary(
-    card: ModelCard, model: LlamaModel, limits: RowLimits, device: torch.device, kernels: str, threads: int
-) -> str:
+def _summary(card: ModelCard, runner: ModelRunner, device: torch.device, kernels: str, threads: int) -> str:
     """The table printed at start."""
+    limits, graphs = runner.limits, runner.graphs
     tokens = limits.num_pages * limits.page_size
     rows = (
         ("model", f"{card.name} ({card.architecture})"),
@@ -190,10 +203,11 @@ def _summary(
             f"{card.dtype}, KV cache {card.kv_cache_dtype}"
             + (f", from {card.quantization}" if card.quantization else ""),
         ),
-        ("weights", f"{model.num_weight_bytes / 2**20:,.1f} MiB"),
+        ("weights", f"{runner.model.num_weight_bytes / 2**20:,.1f} MiB"),
         ("pages", f"{limits.num_pages:,} of {limits.page_size} tokens"),
         ("tokens that fit", f"{tokens:,}"),
         ("concurrency", f"{tokens / limits.max_model_len:.1f} requests of max_model_len {limits.max_model_len:,}"),
+        *((("CUDA graphs", f"{len(graphs)} of {graphs.num_bytes / 2**20:,.0f} MiB"),) if len(graphs) else ()),
     )
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

@@ -1,4 +1,4 @@
-"""The Llama family's decoder (arXiv 2302.13971): SmolLM2, Llama 2 and 3, TinyLlama.
+"""The Llama family's decoder (arXiv 2302.13971): Llama 2 and 3, SmolLM2, TinyLlama, Mistral, Qwen2 and Qwen3.
 
 Query, key and value projections are one matrix, gate and up projections another. The residual stream is added inside
 the norms. After the last layer's attention only rows that sample go on: the rest of a chunk has done its work once its
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from pagewire_kernels import AttentionBatch, KernelSet
+from pagewire_kernels import AttentionBatch, KernelSet, QkNorm
 
 from gpu_worker.layers.linear import Linear, TensorFactory
 from gpu_worker.layers.rotary import make_cos_sin
@@ -27,6 +27,7 @@ class LlamaLayer:
     post_attention_norm: torch.Tensor
     gate_up: Linear
     down: Linear
+    qk_norm: QkNorm | None
 
     @classmethod
     def allocate(cls, config: ModelConfig, make: TensorFactory) -> "LlamaLayer":
@@ -35,10 +36,17 @@ class LlamaLayer:
         return cls(
             input_norm=make.vector(hidden),
             qkv=make.linear(query_size + 2 * kv_size, hidden, bias=config.attention_bias),
-            output=make.linear(hidden, query_size, bias=config.attention_bias),
+            output=make.linear(hidden, query_size, bias=config.output_bias),
             post_attention_norm=make.vector(hidden),
             gate_up=make.linear(2 * inner, hidden, bias=config.mlp_bias),
             down=make.linear(hidden, inner, bias=config.mlp_bias),
+            qk_norm=QkNorm(
+                query_weight=make.vector(config.head_dim),
+                key_weight=make.vector(config.head_dim),
+                eps=config.rms_norm_eps,
+            )
+            if config.qk_norm
+            else None,
         )
 
     def projections(self) -> tuple[Linear, ...]:
@@ -60,6 +68,9 @@ class LlamaLayer:
             "input_layernorm.weight": self.input_norm,
             "post_attention_layernorm.weight": self.post_attention_norm,
         }
+        if self.qk_norm is not None:
+            slots["self_attn.q_norm.weight"] = self.qk_norm.query_weight
+            slots["self_attn.k_norm.weight"] = self.qk_norm.key_weight
         for name, linear, rows in parts:
             slots[f"{name}.weight"] = linear.weight[rows]
             if linear.bias is not None:
@@ -86,8 +97,9 @@ class LlamaModel:
         self._head = Linear(self._embedding)
         if not config.tie_word_embeddings:
             self._head = make.linear(config.vocab_size, config.hidden_size)
-        self.num_weight_bytes = sum(slot.nbytes for slot in self.weight_slots().values())
-        """Of all parameters, a tied matrix counted once."""
+        self.num_parameters = sum(slot.numel() for slot in self.weight_slots().values())
+        """A tied matrix counted once."""
+        self.num_weight_bytes = self.num_parameters * dtype.itemsize
 
     def weight_slots(self) -> Mapping[str, torch.Tensor]:
         """Every parameter a checkpoint must fill, by its name there; valid until ``finish``."""
@@ -127,7 +139,7 @@ class LlamaModel:
         for number, layer in enumerate(self._layers):
             qkv = layer.qkv(x)
             q = kernels.rotary_kv_write(
-                qkv, self._cos_sin, kv_pages[number], batch, config.num_heads, config.num_kv_heads
+                qkv, self._cos_sin, kv_pages[number], batch, config.num_heads, config.num_kv_heads, layer.qk_norm
             )
             if number == last and sampling_tokens.numel() == 0:
                 break

@@ -123,6 +123,7 @@ class GgufCheckpoint:
             rms_norm_eps=float(self._number("llama.attention.layer_norm_rms_epsilon")),
             rope=self._rope(head_dim),
             attention_bias="model.layers.0.self_attn.q_proj.bias" in self._tensors,
+            output_bias="model.layers.0.self_attn.o_proj.bias" in self._tensors,
             mlp_bias="model.layers.0.mlp.gate_proj.bias" in self._tensors,
             tie_word_embeddings="lm_head.weight" not in self._tensors,
         )

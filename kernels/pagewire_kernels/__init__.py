@@ -1,8 +1,8 @@
 """Pagewire's kernels: one interface, a Triton set for GPUs, a CPU set, and plain torch as the definition of correct."""
 
-from pagewire_kernels.interface import AttentionBatch, KernelSet, SamplingBatch
+from pagewire_kernels.interface import AttentionBatch, KernelSet, QkNorm, SamplingBatch
 
-__all__ = ["AttentionBatch", "KernelSet", "SamplingBatch", "load_kernels"]
+__all__ = ["AttentionBatch", "KernelSet", "QkNorm", "SamplingBatch", "load_kernels"]
 
 
 def load_kernels(name: str) -> KernelSet:

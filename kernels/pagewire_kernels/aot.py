@@ -115,9 +115,9 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
     yield Build(
         f"rotary_kv_write[{shape.name}]",
         rotary_kv_write.rotary_kv_write_kernel,
-        {"qkv_ptr": data, "cos_sin_ptr": "*fp32", "kv_pages_ptr": data, "q_out_ptr": data}
-        | {"positions_ptr": "*i32", "slots_ptr": "*i64"},
-        {**heads, **page_size, "TILE": rotary_kv_write.TILE_HEADS}
+        {"qkv_ptr": data, "cos_sin_ptr": "*fp32", "kv_pages_ptr": data, "q_out_ptr": data, "eps": "fp32"}
+        | {"positions_ptr": "*i32", "slots_ptr": "*i64", "query_norm_ptr": data, "key_norm_ptr": data},
+        {**heads, **page_size, "NORM": True, "TILE": rotary_kv_write.TILE_HEADS}
         | {"QKV_STRIDE": (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim},
         4,
     )

@@ -43,6 +43,17 @@ class AttentionBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QkNorm:
+    """Root-mean-square norms of each head of queries and keys, before their rotation (arXiv 2302.05442)."""
+
+    query_weight: torch.Tensor
+    """[head_dim]."""
+    key_weight: torch.Tensor
+    """[head_dim]."""
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingBatch:
     """Sampling parameters of the ``R`` rows of a step that sample, as tensors on the logits' device."""
 
@@ -91,11 +102,13 @@ class KernelSet(Protocol):
         batch: AttentionBatch,
         num_heads: int,
         num_kv_heads: int,
+        norm: QkNorm | None = None,
     ) -> torch.Tensor:
         """Rotate queries and keys (arXiv 2104.09864, half-split pairs) and write keys and values to their slots.
 
         qkv [T, (num_heads + 2 * num_kv_heads) * head_dim], heads in the order q, k, v; cos_sin float32
-        [max_positions, head_dim] (first half cosines, second half sines); kv_pages as above, written in place.
+        [max_positions, head_dim] (first half cosines, second half sines); kv_pages as above, written in place. With
+        ``norm``, queries and keys are normed first and rotated as they come out of the norm, in float32 or rounded.
         Returns the rotated queries [T, num_heads, head_dim]; qkv may be overwritten.
         """
         ...

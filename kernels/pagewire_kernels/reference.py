@@ -6,7 +6,7 @@ generator (``philox.py``) and the meaning of truncation (``truncation.py``).
 
 import torch
 
-from pagewire_kernels.interface import AttentionBatch, SamplingBatch
+from pagewire_kernels.interface import AttentionBatch, QkNorm, SamplingBatch
 from pagewire_kernels.philox import gumbel, noise_words
 from pagewire_kernels.truncation import mass_limit, masses, min_p_threshold, scale_logits
 
@@ -36,10 +36,13 @@ class ReferenceKernels:
         batch: AttentionBatch,
         num_heads: int,
         num_kv_heads: int,
+        norm: QkNorm | None = None,
     ) -> torch.Tensor:
         _, _, _, page_size, head_dim = kv_pages.shape
         heads = qkv.view(qkv.shape[0], -1, head_dim)
         q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        if norm is not None:
+            q, k = self.rms_norm(q, norm.query_weight, norm.eps), self.rms_norm(k, norm.key_weight, norm.eps)
         cos, sin = cos_sin[batch.positions.long()][:, None].chunk(2, dim=-1)
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         for token, slot in enumerate(batch.slots.tolist()):

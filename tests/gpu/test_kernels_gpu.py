@@ -54,7 +54,8 @@ def test_attention(kernels: TritonKernels, case: AttentionCase, dtype: torch.dty
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
 def test_rotary_kv_write(kernels: TritonKernels, case: AttentionCase, dtype: torch.dtype) -> None:
-    kernel_checks.check_rotary(kernels, case, dtype, "cuda")
+    for normed in (False, True):
+        kernel_checks.check_rotary(kernels, case, dtype, "cuda", normed=normed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

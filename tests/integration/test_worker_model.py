@@ -67,6 +67,18 @@ def test_alone_is_as_together(runner: ModelRunner, expected: dict[int, list[int]
         assert generate(runner, of_lengths((length,))) == [expected[length]]
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_steps_rounded_up_to_the_shapes_of_graphs_give_the_same(
+    tiny: TinyModel, expected: dict[int, list[int]], chunk: int
+) -> None:
+    """Padding names no live page and no row, whatever the rows before left behind."""
+    runner = build(tiny.path, kernels="reference", max_num_seqs=5, max_model_len=112)
+    shapes = runner.round_shapes()
+    assert max(shape.num_tokens for shape in shapes.all()) == 512 + 5
+    outputs = generate(runner, of_lengths() + of_lengths(), chunk=chunk, seed=3)
+    assert outputs == 2 * list(expected.values())
+
+
 def test_rows_and_pages_are_used_again(tiny: TinyModel, expected: dict[int, list[int]]) -> None:
     """Three rows and few pages for 21 requests: everything is reused, in random places."""
     runner = build(tiny.path, max_num_seqs=3, max_model_len=112)
@@ -191,6 +203,24 @@ def test_every_shape_of_the_family(tmp_path: Path, changes: dict[str, Any]) -> N
     generations = of_lengths((3, 16, 120))
     outputs = generate(runner, generations, chunk=50)
     assert outputs == [greedy(model.reference, generation.prompt, MAX_TOKENS) for generation in generations]
+
+
+@pytest.mark.parametrize("kernels", ["cpu", "reference"])
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Qwen3"])
+def test_every_family(tmp_path: Path, family: str, kernels: str) -> None:
+    no_window = {"sliding_window": None} if family == "Mistral" else {}
+    model = make_model(tmp_path, seed=4, family=family, num_key_value_heads=2, head_dim=16, **no_window)
+    runner = build(tmp_path, kernels=kernels)
+    generations = of_lengths((3, 16, 100))
+    outputs = generate(runner, generations, chunk=40)
+    assert outputs == [greedy(model.reference, generation.prompt, MAX_TOKENS) for generation in generations]
+
+
+def test_dummy_weights_need_no_checkpoint(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (first,), (second,) = (generate(build(tmp_path, load_format="dummy"), of_lengths((20,))) for _ in range(2))
+    assert first == second
 
 
 def test_bfloat16_logits_are_close(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def test_norms_of_many_tokens(kernels: CpuKernels, size: int, dtype: torch.dtype
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
 def test_rotary_kv_write(kernels: CpuKernels, case: AttentionCase, dtype: torch.dtype) -> None:
-    kernel_checks.check_rotary(kernels, case, dtype)
+    for normed in (False, True):
+        kernel_checks.check_rotary(kernels, case, dtype, normed=normed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -39,7 +39,8 @@ def test_attention_float16(kernels: TritonKernels, case: AttentionCase) -> None:
 
 @pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
 def test_rotary_kv_write(kernels: TritonKernels, case: AttentionCase) -> None:
-    kernel_checks.check_rotary(kernels, case, torch.float32)
+    for normed in (False, True):
+        kernel_checks.check_rotary(kernels, case, torch.float32, normed=normed)
 
 
 @pytest.mark.parametrize("size", kernel_checks.ROW_SIZES)

@@ -1,7 +1,7 @@
 """What every kernel set has to fulfil, called by the interpreter's, the CPU set's and the GPU's tests alike."""
 
 import torch
-from pagewire_kernels import KernelSet, SamplingBatch
+from pagewire_kernels import KernelSet, QkNorm, SamplingBatch
 from pagewire_kernels.reference import ReferenceKernels
 from support.kernel_cases import TOLERANCE, AttentionCase, attention_inputs, rotary_inputs, seeded
 
@@ -17,16 +17,23 @@ def check_attention(kernels: KernelSet, case: AttentionCase, dtype: torch.dtype,
     torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
 
 
-def check_rotary(kernels: KernelSet, case: AttentionCase, dtype: torch.dtype, device: str = "cpu") -> None:
+def check_rotary(
+    kernels: KernelSet, case: AttentionCase, dtype: torch.dtype, device: str = "cpu", *, normed: bool = False
+) -> None:
     inputs = rotary_inputs(case, dtype, device)
     pages = inputs.kv_pages.clone()
-    heads = (case.num_heads, case.num_kv_heads)
+    heads = (case.num_heads, case.num_kv_heads, _qk_norm(case.head_dim, dtype, device) if normed else None)
     expected_pages = inputs.kv_pages
     expected = REFERENCE.rotary_kv_write(inputs.qkv.clone(), inputs.cos_sin, expected_pages, inputs.batch, *heads)
     actual = kernels.rotary_kv_write(inputs.qkv.clone(), inputs.cos_sin, pages, inputs.batch, *heads)
     torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
     # equal_nan: a slot nobody owns must still hold its poison
     torch.testing.assert_close(pages, expected_pages, equal_nan=True, **TOLERANCE[dtype])
+
+
+def _qk_norm(head_dim: int, dtype: torch.dtype, device: str) -> QkNorm:
+    query, key = (1 + torch.randn(head_dim, generator=seeded(seed)) * 0.2 for seed in (1, 2))
+    return QkNorm(query_weight=query.to(device, dtype), key_weight=key.to(device, dtype), eps=1e-6)
 
 
 def check_norms(kernels: KernelSet, size: int, dtype: torch.dtype, device: str = "cpu") -> None:

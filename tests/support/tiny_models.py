@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -33,8 +34,8 @@ class TinyModel:
     reference: LlamaForCausalLM
 
 
-def make_config(**changes: Any) -> LlamaConfig:
-    """Two small layers; every option of LlamaConfig may be changed."""
+def make_config(family: str = "Llama", **changes: Any) -> LlamaConfig:
+    """Two small layers; every option of the family's config may be changed."""
     options: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 48,
@@ -49,13 +50,16 @@ def make_config(**changes: Any) -> LlamaConfig:
         "initializer_range": 0.3,
         **changes,
     }
-    return LlamaConfig(**options)
+    config: LlamaConfig = getattr(transformers, f"{family}Config")(**options)
+    return config
 
 
-def make_model(path: Path, *, seed: int = 0, max_shard_size: str = "1GB", **changes: Any) -> TinyModel:
-    """Save a random model with its tokenizer under ``path``."""
+def make_model(
+    path: Path, *, seed: int = 0, max_shard_size: str = "1GB", family: str = "Llama", **changes: Any
+) -> TinyModel:
+    """Save a random model with its tokenizer under ``path``; families as transformers names its classes."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(make_config(**changes)).eval()
+    model = getattr(transformers, f"{family}ForCausalLM")(make_config(family, **changes)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):

@@ -69,7 +69,7 @@ def test_divisors_of_a_gguf_file_divide_the_frequencies() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*supported: LlamaForCausalLM"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*supported: LlamaForCausalLM, Mistral"),
         ({"architectures": ...}, "architectures"),
         ({"auto_map": {"AutoModel": "modeling.Evil"}}, "auto_map.*never run"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),

@@ -13,7 +13,7 @@ from support.plan_driver import Generation, PlanMaker
 
 from gpu_worker.batch_plan import BatchPlan, NewRows, int32s
 from gpu_worker.errors import PlanRefusedError
-from gpu_worker.model_inputs import DeviceRows
+from gpu_worker.model_inputs import DeviceRows, exact_shape
 from gpu_worker.request_rows import RequestRows, RowLimits
 
 LIMITS = RowLimits(
@@ -128,11 +128,13 @@ def test_cached_tokens_are_not_computed() -> None:
         num_scheduled_rows=1,
         num_scheduled_tokens=1,
     )
-    inputs = DeviceRows(rows, torch.device("cpu")).build(rows.advance(plan))
-    assert inputs.attention.positions.tolist() == [8]
-    assert inputs.attention.slots.tolist() == [3 * 4]
-    assert inputs.attention.kv_lens.tolist() == [9]
-    assert (inputs.attention.num_decodes, inputs.attention.max_query_len) == (1, 1)
+    work = rows.advance(plan)
+    shape = exact_shape(rows, work)
+    inputs = DeviceRows(rows, torch.device("cpu")).upload(work, shape)
+    assert inputs.positions.tolist() == [8]
+    assert inputs.slots.tolist() == [3 * 4]
+    assert inputs.kv_lens.tolist() == [9]
+    assert (shape.num_decodes, shape.max_query_len) == (1, 1)
 
 
 CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
@@ -280,12 +282,12 @@ def test_inputs_say_what_the_rows_say(data: st.DataObject) -> None:
     while (plan := maker.next_plan()) is not None:
         maker.in_flight.popleft()
         work = rows.advance(plan)
-        inputs = device_rows.build(work)
-        check_inputs(rows, plan, work.decode_rows.tolist(), inputs)
+        inputs = device_rows.upload(work, exact_shape(rows, work))
+        _, attention = device_rows.gather(inputs)
+        check_inputs(rows, plan, work.decode_rows.tolist(), inputs, attention)
 
 
-def check_inputs(rows: RequestRows, plan: BatchPlan, decode_rows: list[int], inputs: Any) -> None:
-    batch = inputs.attention
+def check_inputs(rows: RequestRows, plan: BatchPlan, decode_rows: list[int], inputs: Any, batch: Any) -> None:
     starts, kv_lens = batch.query_starts.tolist(), batch.kv_lens.tolist()
     chunk_order = sorted(
         plan.chunk_rows.tolist(), key=lambda row: int(plan.chunk_tokens[plan.chunk_rows.tolist().index(row)]) > 1

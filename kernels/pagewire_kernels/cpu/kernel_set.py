@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pagewire_kernels.cpu.attention import attend
 from pagewire_kernels.cpu.sampler import sample
 from pagewire_kernels.cpu.step_plan import StepPlan
-from pagewire_kernels.interface import AttentionBatch, SamplingBatch
+from pagewire_kernels.interface import AttentionBatch, QkNorm, SamplingBatch
 
 _MANY_TOKENS = 64
 """Tokens from which norms in place beat F.rms_norm, which makes a new tensor at each of its steps (512 tokens of 576:
@@ -49,11 +49,14 @@ class CpuKernels:
         batch: AttentionBatch,
         num_heads: int,
         num_kv_heads: int,
+        norm: QkNorm | None = None,
     ) -> torch.Tensor:
         """As in the interface; qkv is overwritten and the queries returned are a view of it."""
         plan = self._plan_of(batch, kv_pages)
         head_dim = kv_pages.shape[4]
         heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
+        if norm is not None:
+            self._norm_heads(heads, num_heads, num_kv_heads, norm)
         rotated = heads[:, : num_heads + num_kv_heads]
         cos, signed_sin = plan.angles(batch, cos_sin)
         wide = rotated.float()
@@ -65,6 +68,12 @@ class CpuKernels:
             written = written[plan.written_tokens]
         kv_pages.view(-1, head_dim).index_put_((plan.write_rows,), written)
         return heads[:, :num_heads]
+
+    def _norm_heads(self, heads: torch.Tensor, num_heads: int, num_kv_heads: int, norm: QkNorm) -> None:
+        """heads [T, num_heads + 2 * num_kv_heads, head_dim], queries and keys normed in place."""
+        queries, keys = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
+        for part, weight in ((queries, norm.query_weight), (keys, norm.key_weight)):
+            part.copy_(self.rms_norm(part.reshape(-1, part.shape[2]), weight, norm.eps).view(part.shape))
 
     def paged_attention(
         self, q: torch.Tensor, kv_pages: torch.Tensor, batch: AttentionBatch, scale: float

@@ -6,7 +6,7 @@ contents on the host, so a step can be captured in a CUDA graph.
 
 import torch
 
-from pagewire_kernels.interface import AttentionBatch, SamplingBatch
+from pagewire_kernels.interface import AttentionBatch, QkNorm, SamplingBatch
 from pagewire_kernels.triton.paged_chunk import paged_chunk
 from pagewire_kernels.triton.paged_decode import paged_decode
 from pagewire_kernels.triton.rms_norm import add_rms_norm, rms_norm
@@ -37,8 +37,9 @@ class TritonKernels:
         batch: AttentionBatch,
         num_heads: int,
         num_kv_heads: int,
+        norm: QkNorm | None = None,
     ) -> torch.Tensor:
-        return rotary_kv_write(qkv, cos_sin, kv_pages, batch, num_heads, num_kv_heads)
+        return rotary_kv_write(qkv, cos_sin, kv_pages, batch, num_heads, num_kv_heads, norm)
 
     def paged_attention(
         self, q: torch.Tensor, kv_pages: torch.Tensor, batch: AttentionBatch, scale: float

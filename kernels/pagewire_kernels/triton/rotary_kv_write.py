@@ -1,6 +1,7 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
 # ruff: noqa: N803
-"""Rotary position embedding (arXiv 2104.09864) of queries and keys, fused with writing keys and values to their pages.
+"""Rotary position embedding (arXiv 2104.09864) of queries and keys, fused with writing keys and values to their pages
+and, for models that have it, with the norm of their heads before.
 
 The heads of a token come in the order q, k, v; the heads of a page in the order k, v. So head ``i`` past the queries is
 page head ``i`` as well, and keys and values leave through one store.
@@ -10,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire_kernels.interface import AttentionBatch
+from pagewire_kernels.interface import AttentionBatch, QkNorm
 from pagewire_kernels.triton.launch import ceil_div
 
 TILE_HEADS = 8
@@ -24,11 +25,15 @@ def rotary_kv_write_kernel(
     positions_ptr,
     slots_ptr,
     q_out_ptr,
+    query_norm_ptr,
+    key_norm_ptr,
+    eps,
     QKV_STRIDE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    NORM: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """TILE heads of one token. Grid (T, ceil((NUM_HEADS + 2 * NUM_KV_HEADS) / TILE))."""
@@ -46,6 +51,17 @@ def rotary_kv_write_kernel(
     cos = tl.load(cos_sin_ptr + position * HEAD_DIM + dims)[None, :]
     sin = tl.load(cos_sin_ptr + position * HEAD_DIM + HEAD_DIM // 2 + dims)[None, :]
     rotates = (heads < NUM_HEADS + NUM_KV_HEADS)[:, None]
+    if NORM:
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        inverse = tl.where(rotates, (1.0 / tl.sqrt(squares / HEAD_DIM + eps))[:, None], 1.0)
+        of_query, of_key = (heads < NUM_HEADS)[:, None], (heads >= NUM_HEADS)[:, None] & rotates
+        columns = dims[None, :]
+        first_weight = tl.load(query_norm_ptr + columns, mask=of_query, other=1.0).to(tl.float32)
+        second_weight = tl.load(query_norm_ptr + columns + HEAD_DIM // 2, mask=of_query, other=1.0).to(tl.float32)
+        first_weight *= tl.load(key_norm_ptr + columns, mask=of_key, other=1.0).to(tl.float32)
+        second_weight *= tl.load(key_norm_ptr + columns + HEAD_DIM // 2, mask=of_key, other=1.0).to(tl.float32)
+        first = first * inverse * first_weight
+        second = second * inverse * second_weight
     rotated_first = tl.where(rotates, first * cos - second * sin, first)
     rotated_second = tl.where(rotates, second * cos + first * sin, second)
 
@@ -70,6 +86,7 @@ def rotary_kv_write(
     batch: AttentionBatch,
     num_heads: int,
     num_kv_heads: int,
+    norm: QkNorm | None = None,
 ) -> torch.Tensor:
     """Shapes as in the interface; qkv's columns, cos_sin and kv_pages contiguous; qkv is left as it was.
 
@@ -91,11 +108,15 @@ def rotary_kv_write(
             batch.positions,
             batch.slots,
             q_out,
+            qkv if norm is None else norm.query_weight,
+            qkv if norm is None else norm.key_weight,
+            0.0 if norm is None else norm.eps,
             QKV_STRIDE=qkv.stride(0),
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
             PAGE_SIZE=page_size,
+            NORM=norm is not None,
             TILE=TILE_HEADS,
             num_warps=4,
         )

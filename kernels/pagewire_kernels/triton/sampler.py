@@ -30,17 +30,17 @@ def token_scores(
     GREEDY: tl.constexpr,
     TRUNCATE: tl.constexpr,
 ):
-    """(score, is NaN) of each token: -inf where truncated, NaN or outside the vocabulary."""
+    """(score, is NaN) of each token: -inf where truncated, NaN or outside the vocabulary. Greedy rows need no words."""
     logits = tl.load(logits_row_ptr + token_ids, mask=token_ids < VOCAB, other=float("-inf")).to(tl.float32)
     is_nan = logits != logits
     scores = logits
-    if not GREEDY:
-        scaled = tl.div_rn(logits, tl.maximum(temperature, MIN_TEMPERATURE) + tl.zeros_like(logits))
-        uniform = ((words >> 9).to(tl.int32).to(tl.float32) + 0.5) * (1.0 / 8388608.0)
-        noisy = scaled - tl.log(-tl.log(uniform))
-        if TRUNCATE:
-            noisy = tl.where(logits >= threshold, noisy, float("-inf"))
-        scores = tl.where(temperature > 0.0, noisy, logits)
+    if not GREEDY:  # noqa: SIM102 - one is decided while compiling, the other by each row
+        if temperature > 0.0:
+            scaled = tl.div_rn(logits, tl.maximum(temperature, MIN_TEMPERATURE) + tl.zeros_like(logits))
+            uniform = ((words >> 9).to(tl.int32).to(tl.float32) + 0.5) * (1.0 / 8388608.0)
+            scores = scaled - tl.log(-tl.log(uniform))
+            if TRUNCATE:
+                scores = tl.where(logits >= threshold, scores, float("-inf"))
     return tl.where(is_nan, float("-inf"), scores), is_nan.to(tl.int32)
 
 
@@ -74,21 +74,22 @@ def tile_argmax_kernel(
     tile = tl.program_id(1)
     counters = tile * TILE + tl.arange(0, TILE)
     token_ids = counters * 4
-    word_0 = counters
-    word_1 = counters
-    word_2 = counters
-    word_3 = counters
+    word_0 = counters.to(tl.uint32)
+    word_1 = word_0
+    word_2 = word_0
+    word_3 = word_0
     temperature = 0.0
     threshold = 0.0
     if not GREEDY:
         temperature = tl.load(temperature_ptr + row)
         if TRUNCATE:
             threshold = tl.load(threshold_ptr + row)
-        position = tl.load(output_positions_ptr + row) + tl.zeros_like(counters)
-        index = tl.load(output_index_ptr + row) + tl.zeros_like(counters)
-        word_0, word_1, word_2, word_3 = tl.philox(
-            tl.load(seeds_ptr + row), counters, position, index, tl.zeros_like(counters)
-        )
+        if temperature > 0.0:
+            position = tl.load(output_positions_ptr + row) + tl.zeros_like(counters)
+            index = tl.load(output_index_ptr + row) + tl.zeros_like(counters)
+            word_0, word_1, word_2, word_3 = tl.philox(
+                tl.load(seeds_ptr + row), counters, position, index, tl.zeros_like(counters)
+            )
     logits_row_ptr = logits_ptr + row * LOGITS_STRIDE
     best, nan_0 = token_scores(logits_row_ptr, token_ids, word_0, temperature, threshold, VOCAB, GREEDY, TRUNCATE)
     best_ids = token_ids

@@ -14,7 +14,7 @@ import torch
 from pagewire_kernels.cpu.attention import attend_chunks
 from pagewire_kernels.cpu.kernel_set import CpuKernels
 from pagewire_kernels.cpu.native.build import load_library
-from pagewire_kernels.interface import AttentionBatch
+from pagewire_kernels.interface import AttentionBatch, QkNorm
 
 _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _MAX_ROWS, _MAX_DIM = 64, 256
@@ -72,11 +72,14 @@ class NativeCpuKernels(CpuKernels):
         batch: AttentionBatch,
         num_heads: int,
         num_kv_heads: int,
+        norm: QkNorm | None = None,
     ) -> torch.Tensor:
         """As in the interface; qkv is overwritten and the queries returned are a view of it."""
         if qkv.dtype not in _SUFFIXES or qkv.dtype != kv_pages.dtype or not qkv.is_contiguous():
-            return super().rotary_kv_write(qkv, cos_sin, kv_pages, batch, num_heads, num_kv_heads)
+            return super().rotary_kv_write(qkv, cos_sin, kv_pages, batch, num_heads, num_kv_heads, norm)
         page_size, head_dim = kv_pages.shape[3:]
+        if norm is not None:
+            self._norm_heads(qkv.view(qkv.shape[0], -1, head_dim), num_heads, num_kv_heads, norm)
         self._functions["rotary_kv_write", qkv.dtype](
             *(qkv.data_ptr(), cos_sin.data_ptr(), batch.positions.data_ptr(), batch.slots.data_ptr()),
             *(kv_pages.data_ptr(), qkv.shape[0], num_heads, num_kv_heads, head_dim, page_size),

@@ -1,0 +1,103 @@
+"""The sizes of one step's tensors, and the sizes that CUDA graphs are captured for.
+
+A graph runs one fixed shape, so a step is rounded up to the next captured one: rows that pad have no tokens in any
+page, tokens that pad are written nowhere. Steps of decodes alone are padded by at most a quarter. Steps with chunks
+come in coarser sizes; there a graph saves the time the host needs to launch a step (a few milliseconds, whatever its
+size), so padding is accepted while it costs the device less than that. Steps without a fitting shape run operation by
+operation.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gpu_worker.request_rows import RowLimits, StepWork
+
+MAX_GRAPH_CHUNKS = 32
+_CHUNK_TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+_CHUNK_DECODES = (0, 16, 64)
+"""Decodes beside chunks, and as many as there can be rows."""
+_LAUNCH_SECONDS = 3e-3
+_FLOPS_PER_SECOND = 6e14
+"""Of large bfloat16 products on the fastest devices in use; slower ones accept a little more padding than is best."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """What launches are decided by. Sequences with one query come first; T packed tokens in all, R rows sample."""
+
+    num_decodes: int
+    num_chunks: int
+    num_tokens: int
+    num_sampling: int
+    max_query_len: int
+    max_kv_len: int
+    all_greedy: bool = False
+    any_truncation: bool = True
+
+    @property
+    def num_sequences(self) -> int:
+        return self.num_decodes + self.num_chunks
+
+
+def decode_sizes(max_num_seqs: int) -> list[int]:
+    """1 to 8, then four sizes an octave, the last one max_num_seqs: at most a quarter of a step is padding."""
+    sizes = [1]
+    while sizes[-1] < max_num_seqs:
+        last = sizes[-1]
+        step = max(1, (1 << (last.bit_length() - 1)) // 4)
+        sizes.append(min(last + step, max_num_seqs))
+    return sizes
+
+
+class GraphShapes:
+    """The shapes that graphs are captured for."""
+
+    def __init__(self, limits: RowLimits, num_parameters: int) -> None:
+        self._limits = limits
+        self._max_padding = int(_LAUNCH_SECONDS * _FLOPS_PER_SECOND / (2 * num_parameters))
+        self._decode_sizes = decode_sizes(limits.max_num_seqs)
+        most = limits.max_num_seqs
+        self._chunk_decodes = [*(size for size in _CHUNK_DECODES if size < most), most]
+        self._chunk_tokens = [size for size in _CHUNK_TOKENS if size <= limits.max_num_batched_tokens]
+
+    def all(self) -> Iterator[StepShape]:
+        """Every shape, the largest first: smaller ones then fit into memory that is there already."""
+        for num_tokens in reversed(self._chunk_tokens):
+            for num_decodes in reversed(self._chunk_decodes):
+                yield self._shape(num_decodes, MAX_GRAPH_CHUNKS, num_tokens)
+        for num_decodes in reversed(self._decode_sizes):
+            yield self._shape(num_decodes, 0, 0)
+
+    def fitting(self, work: StepWork) -> StepShape | None:
+        """The smallest shape that holds the step; None if there is none or it is not worth its padding."""
+        one_token = int((work.chunk_tokens == 1).sum())
+        num_decodes = len(work.decode_rows) + one_token
+        num_chunks = len(work.chunk_rows) - one_token
+        num_chunk_tokens = int(work.chunk_tokens.sum()) - one_token
+        if not num_chunks:
+            decodes = _at_least(self._decode_sizes, num_decodes)
+            return None if decodes is None or not num_decodes else self._shape(decodes, 0, 0)
+        decodes = _at_least(self._chunk_decodes, num_decodes)
+        tokens = _at_least(self._chunk_tokens, num_chunk_tokens)
+        if decodes is None or tokens is None or num_chunks > MAX_GRAPH_CHUNKS:
+            return None
+        if decodes + tokens - num_decodes - num_chunk_tokens > self._max_padding:
+            return None
+        return self._shape(decodes, MAX_GRAPH_CHUNKS, tokens)
+
+    def _shape(self, num_decodes: int, num_chunks: int, num_chunk_tokens: int) -> StepShape:
+        return StepShape(
+            num_decodes=num_decodes,
+            num_chunks=num_chunks,
+            num_tokens=num_decodes + num_chunk_tokens,
+            num_sampling=num_decodes + num_chunks,
+            max_query_len=max(1, num_chunk_tokens),
+            max_kv_len=self._limits.max_model_len,
+        )
+
+
+def _at_least(sizes: Sequence[int], wanted: int) -> int | None:
+    """The first of the ascending sizes that is not below ``wanted``."""
+    index = bisect_left(sizes, wanted)
+    return sizes[index] if index < len(sizes) else None
