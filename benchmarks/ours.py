@@ -47,9 +47,21 @@ class Pagewire:
         return list(self._stack.pids().values()) if self._stack else []
 
     def run(self, workload: Workload) -> Outcome:
+        if not workload.num_clients:
+            return self.generate([(prompt, workload.max_tokens) for prompt in workload.prompts])
         try:
-            target = self._started().target
-            return uvloop.run(_closed_loop(target, workload) if workload.num_clients else _offline(target, workload))
+            return uvloop.run(_closed_loop(self._started().target, workload))
+        except (PagewireError, grpc.aio.AioRpcError) as error:
+            raise EngineError(f"pagewire: {error}") from error
+
+    def generate(self, requests: Sequence[tuple[Sequence[int], int]], temperature: float = 0.0) -> Outcome:
+        """All prompts at once over one stream, each with its number of tokens.
+
+        Raises:
+            EngineError: it failed.
+        """
+        try:
+            return uvloop.run(_offline(self._started().target, requests, temperature))
         except (PagewireError, grpc.aio.AioRpcError) as error:
             raise EngineError(f"pagewire: {error}") from error
 
@@ -74,27 +86,26 @@ class Pagewire:
         return self._stack
 
 
-def _request(request_id: str, prompt: Sequence[int], max_tokens: int) -> pb.GenerateRequest:
+def _request(request_id: str, prompt: Sequence[int], max_tokens: int, temperature: float) -> pb.GenerateRequest:
     return pb.GenerateRequest(
         request_id=request_id,
         token_ids=pb.TokenIds(ids=prompt),
-        sampling=pb.SamplingOptions(temperature=0),
+        sampling=pb.SamplingOptions(temperature=temperature),
         stop=pb.StopOptions(max_tokens=max_tokens, ignore_eos=True),
         output=pb.OutputOptions(text=False, token_ids=True),
     )
 
 
-async def _offline(target: str, workload: Workload) -> Outcome:
-    """All prompts at once over one stream."""
-    outputs: list[list[int]] = [[] for _ in workload.prompts]
+async def _offline(target: str, requests: Sequence[tuple[Sequence[int], int]], temperature: float) -> Outcome:
+    outputs: list[list[int]] = [[] for _ in requests]
     cached = 0
     options = [("grpc.max_receive_message_length", _MESSAGE_BYTES), ("grpc.max_send_message_length", _MESSAGE_BYTES)]
     async with grpc.aio.insecure_channel(target, options=options) as channel:
         await channel.channel_ready()
         began = time.perf_counter()
         call = GenerationServiceStub(channel).GenerateMany()
-        for index, prompt in enumerate(workload.prompts):
-            start = _request(str(index), prompt, workload.max_tokens)
+        for index, (prompt, max_tokens) in enumerate(requests):
+            start = _request(str(index), prompt, max_tokens, temperature)
             await call.write(pb.GenerateManyRequest(start=start))
         await call.done_writing()
         async for message in call:

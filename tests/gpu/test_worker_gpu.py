@@ -3,17 +3,16 @@ flight, failures contained. Needs no link and no messages, so it runs where only
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import triton
+from support.gpu_parts import build
 from support.plan_driver import Generation, PlanMaker, drive, generate
 from support.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, TinyModel, greedy, make_model, random_prompt
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gpu_worker import startup
 from gpu_worker.batch_plan import BatchPlan
 from gpu_worker.errors import PagePoolTooSmallError
 from gpu_worker.model_runner import ModelRunner
@@ -25,26 +24,6 @@ pytestmark = [
 LENGTHS = (1, 15, 16, 17, 31, 33, 100, 300)
 MAX_TOKENS = 12
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def build(path: Path, **options: Any) -> startup.Parts:
-    settings: dict[str, Any] = {
-        "model": path,
-        "device": "cuda",
-        "dtype": "float32",
-        "kv_cache_dtype": "auto",
-        "kernels": "triton",
-        "page_size": 16,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": None,
-        "max_model_len": 512,
-        "gpu_memory_utilization": 0.9,
-        "kv_cache_memory_bytes": 256 << 20,
-        "cpu_threads": 1,
-        "served_model_name": None,
-        **options,
-    }
-    return startup.build(SimpleNamespace(**settings), print)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +111,14 @@ def test_every_shape_of_the_family(tmp_path: Path, changes: dict[str, Any]) -> N
     assert outputs == [greedy(model.reference, generation.prompt, MAX_TOKENS) for generation in generations]
 
 
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Qwen3"])
+def test_every_family(tmp_path: Path, family: str) -> None:
+    no_window = {"sliding_window": None} if family == "Mistral" else {}
+    model = make_model(tmp_path, seed=4, family=family, num_key_value_heads=2, head_dim=32, **no_window)
+    outputs = generate(build(tmp_path).runner, generations := of_lengths((3, 16, 120)), chunk=50)
+    assert outputs == [greedy(model.reference, generation.prompt, MAX_TOKENS) for generation in generations]
+
+
 def test_nothing_is_compiled_after_the_warm_up(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = build(tiny.path, max_num_seqs=64, max_model_len=2048).runner
     compiled: list[str] = []
@@ -160,9 +147,10 @@ def test_seeds_decide_whatever_the_neighbours(runner: ModelRunner) -> None:
 
 
 def test_running_out_of_memory_fails_the_step_alone(
-    runner: ModelRunner, expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+    tiny: TinyModel, expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real allocation failure: reported, memory back to where it was, the next rows unharmed."""
+    runner = build(tiny.path, enforce_eager=True).runner
     generate(runner, of_lengths((17,)))
     runner.reset()
     torch.cuda.synchronize()
@@ -254,7 +242,7 @@ def test_smollm2_in_float32_equals_transformers(gguf_path: Path, smollm2: LlamaF
 
 def test_smollm2_in_bfloat16_is_as_close_as_transformers(gguf_path: Path, smollm2: LlamaForCausalLM) -> None:
     """Log probabilities: rounding moves all logits of a row together, which means nothing."""
-    runner = build(gguf_path, page_size=32, dtype="bfloat16").runner
+    runner = build(gguf_path, page_size=32, dtype="bfloat16", enforce_eager=True).runner
     half = LlamaForCausalLM(smollm2.config)
     half.load_state_dict(smollm2.state_dict())
     half = half.eval().to("cuda", torch.bfloat16)

@@ -96,7 +96,7 @@ def _tokenizer_json() -> str:
 
 def greedy(model: LlamaForCausalLM, prompt: Sequence[int], max_tokens: int) -> list[int]:
     """What transformers generates, going on after end-of-sequence ids."""
-    config = GenerationConfig(max_new_tokens=max_tokens, do_sample=False, pad_token_id=0, eos_token_id=None)
+    config = GenerationConfig(max_new_tokens=max_tokens, do_sample=False, pad_token_id=0, eos_token_id=-1)
     with torch.inference_mode():
         ids = torch.tensor([list(prompt)])
         output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)

@@ -1,0 +1,114 @@
+"""Steps as CUDA graphs: at every edge of their shapes what the same step gives launched operation by operation, over
+poisoned memory, with rows taken over while steps are in flight, and without an allocation on the device."""
+
+from collections import deque
+from pathlib import Path
+
+import pytest
+import torch
+from support.gpu_parts import build
+from support.plan_driver import Generation, PlanMaker, generate
+from support.tiny_models import make_model, random_prompt
+
+from gpu_worker.model_runner import ModelRunner
+from gpu_worker.step_shape import decode_sizes
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+MAX_ROWS = 40
+EDGES = sorted({size + step for size in decode_sizes(MAX_ROWS) for step in (0, 1) if size + step <= MAX_ROWS})
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("graphs"), num_attention_heads=6, num_key_value_heads=2, head_dim=16).path
+
+
+@pytest.fixture(scope="module")
+def graphs(path: Path) -> ModelRunner:
+    runner = build(path, max_num_seqs=MAX_ROWS).runner
+    assert len(runner.graphs) > len(EDGES) // 2
+    return runner
+
+
+@pytest.fixture(scope="module")
+def eager(path: Path) -> ModelRunner:
+    runner = build(path, max_num_seqs=MAX_ROWS, enforce_eager=True).runner
+    assert len(runner.graphs) == 0
+    return runner
+
+
+def of_count(count: int, lengths: tuple[int, ...] = (3, 16, 31, 40)) -> list[Generation]:
+    """Greedy, drawn and truncated rows side by side."""
+    return [
+        Generation(
+            prompt=random_prompt(lengths[number % len(lengths)], seed=number),
+            max_tokens=4 + number % 5,
+            temperature=0.9 * (number % 3 > 0),
+            top_k=12 * (number % 3 == 2),
+            top_p=0.9 if number % 4 == 2 else 1.0,
+            seed=number,
+        )
+        for number in range(count)
+    ]
+
+
+def poison(runner: ModelRunner) -> None:
+    torch.cuda.synchronize()
+    for layer in runner._kv_pages:
+        layer.fill_(float("nan"))
+
+
+@pytest.mark.parametrize("count", EDGES)
+def test_decodes_at_every_edge(graphs: ModelRunner, eager: ModelRunner, count: int) -> None:
+    poison(graphs)
+    assert generate(graphs, of_count(count), chunk=9) == generate(eager, of_count(count), chunk=9)
+
+
+@pytest.mark.parametrize("length", [2, 63, 64, 65, 128, 129, 191, 193, 257, 385, 500])
+@pytest.mark.parametrize("beside", [0, 1, 16, 17])
+def test_chunks_at_every_edge(graphs: ModelRunner, eager: ModelRunner, length: int, beside: int) -> None:
+    """A long prompt beside rows that decode already."""
+    poison(graphs)
+    outputs = [
+        generate(runner, [*of_count(beside, (1,)), Generation(prompt=random_prompt(length), max_tokens=5)])
+        for runner in (graphs, eager)
+    ]
+    assert outputs[0] == outputs[1]
+
+
+def test_padding_writes_no_page(graphs: ModelRunner) -> None:
+    poison(graphs)
+    generations = of_count(5)
+    maker = PlanMaker(num_rows=MAX_ROWS, num_pages=graphs.limits.num_pages, page_size=16)
+    maker.submit(*generations)
+    graphs.reset()
+    named: set[int] = set()
+    while (plan := maker.next_plan()) is not None:
+        named.update(plan.append_pages.tolist())
+        maker.commit(graphs.launch(plan).wait())
+    written = (~graphs._kv_pages[0].isnan()).flatten(1).any(1).nonzero().flatten().tolist()
+    assert set(written) == named
+
+
+def test_rows_and_pages_are_taken_over_while_steps_are_in_flight(graphs: ModelRunner, path: Path) -> None:
+    """Few rows, so that a row that ended begins anew in the next plan, two plans ahead of the results."""
+    small = build(path, max_num_seqs=3).runner
+    expected = [generate(small, [generation])[0] for generation in of_count(12)]
+    assert generate(small, of_count(12), chunk=20, seed=3) == expected
+    assert generate(graphs, of_count(12), chunk=20, seed=3) == expected
+
+
+def test_a_step_allocates_nothing_on_the_device(graphs: ModelRunner) -> None:
+    generations = [Generation(prompt=random_prompt(30, seed=n), max_tokens=40, temperature=0.8) for n in range(11)]
+    maker = PlanMaker(num_rows=MAX_ROWS, num_pages=graphs.limits.num_pages, page_size=16, chunk=50)
+    maker.submit(*generations)
+    graphs.reset()
+    launched = deque([graphs.launch(maker.next_plan())])
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    while (plan := maker.next_plan()) is not None:
+        launched.append(graphs.launch(plan))
+        maker.commit(launched.popleft().wait())
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before

@@ -1,0 +1,29 @@
+"""A worker's parts on a GPU, built without the settings library, the link and the messages."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from gpu_worker import startup
+
+
+def build(path: Path, **options: Any) -> startup.Parts:
+    settings: dict[str, Any] = {
+        "model": path,
+        "device": "cuda",
+        "dtype": "float32",
+        "kv_cache_dtype": "auto",
+        "load_format": "auto",
+        "enforce_eager": False,
+        "kernels": "triton",
+        "page_size": 16,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": None,
+        "max_model_len": 512,
+        "gpu_memory_utilization": 0.9,
+        "kv_cache_memory_bytes": 256 << 20,
+        "cpu_threads": 1,
+        "served_model_name": None,
+        **options,
+    }
+    return startup.build(SimpleNamespace(**settings), print)  # type: ignore[arg-type]
