@@ -1,0 +1,65 @@
+"""Shapes that CUDA graphs are captured for: how much they pad, and which steps they take."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_worker.batch_plan import empty_column, int32s
+from gpu_worker.request_rows import RowLimits, StepWork
+from gpu_worker.step_shape import MAX_GRAPH_CHUNKS, GraphShapes, decode_sizes
+
+LIMITS = RowLimits(
+    max_num_seqs=100, max_num_batched_tokens=1000, max_model_len=64, page_size=4, num_pages=50, vocab_size=100
+)
+SMALL_MODEL = 10**8
+
+
+def work(num_decodes: int, chunk_tokens: tuple[int, ...] = ()) -> StepWork:
+    return StepWork(
+        decode_rows=int32s(range(num_decodes)),
+        chunk_rows=int32s(range(num_decodes, num_decodes + len(chunk_tokens))),
+        chunk_tokens=int32s(chunk_tokens),
+        sampling_chunks=empty_column(),
+        append_rows=empty_column(),
+        append_columns=empty_column(),
+        append_pages=empty_column(),
+        copy_sources=empty_column(),
+        copy_destinations=empty_column(),
+    )
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 9, 64, 100, 256, 300])
+def test_a_quarter_of_a_decode_step_is_padding_at_most(most: int) -> None:
+    sizes = decode_sizes(most)
+    assert sizes[-1] == most
+    assert sizes == sorted(set(sizes))
+    for rows in range(1, most + 1):
+        assert min(size for size in sizes if size >= rows) <= rows * 1.25
+
+
+def test_every_fitting_shape_is_captured_and_holds_its_step() -> None:
+    shapes = GraphShapes(LIMITS, SMALL_MODEL)
+    captured = list(shapes.all())
+    assert len(set(captured)) == len(captured)
+    for num_decodes in (0, 1, 17, 64, 99):
+        for chunks in ((), (1,), (2, 1), (60, 3), (500, 200)):
+            shape = shapes.fitting(work(num_decodes, chunks))
+            if not num_decodes and not chunks:
+                assert shape is None
+                continue
+            assert shape in captured
+            assert shape.num_decodes >= num_decodes + chunks.count(1)
+            assert shape.num_tokens - shape.num_decodes >= sum(chunks) - chunks.count(1)
+            assert shape.num_sampling == shape.num_sequences
+
+
+def test_steps_too_large_run_without_a_graph() -> None:
+    shapes = GraphShapes(LIMITS, SMALL_MODEL)
+    assert shapes.fitting(work(0, (2,) * (MAX_GRAPH_CHUNKS + 1))) is None
+    assert shapes.fitting(work(0, (900,))) is None
+    assert GraphShapes(replace(LIMITS, max_num_batched_tokens=2048), SMALL_MODEL).fitting(work(0, (900,))) is not None
+
+
+def test_padding_that_costs_more_than_a_launch_is_not_taken() -> None:
+    assert GraphShapes(LIMITS, 8 * 10**9).fitting(work(0, (520,))) is None
+    assert GraphShapes(LIMITS, 8 * 10**9).fitting(work(0, (500,))) is not None
