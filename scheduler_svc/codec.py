@@ -219,6 +219,11 @@ def plan_message(batch: BatchPlan) -> Any:
         message.releases = columns.ints(batch.releases)
     if batch.new_rows:
         message.new_rows.CopyFrom(_new_rows(batch.new_rows))
+    if batch.groups:
+        message.group_ids = columns.ints([group.group_id for group in batch.groups])
+        message.group_pages = columns.ints([group.num_pages for group in batch.groups])
+        message.group_sizes = columns.ints([len(group.rows) for group in batch.groups])
+        message.group_rows = columns.ints([row for group in batch.groups for row in group.rows])
     if batch.published:
         message.published_pages = columns.ints([each.page for each in batch.published])
         message.published_hashes = b"".join(each.hash for each in batch.published)

@@ -327,6 +327,7 @@ def _new_request(output: Output, submission: Submission, now: float) -> NewReque
         deadline=_absolute(submission.deadline_seconds, now),
         time_limit=_absolute(submission.time_limit_seconds, now),
         sampling=sampling,
+        fork_of=output.request.outputs[0].key if output.index else None,
     )
 
 

@@ -9,11 +9,12 @@ Cost of a step: one look at the head while it does not fit, however many wait be
 """
 
 from scheduler_svc.core.fairness import charge_cached
+from scheduler_svc.core.family import Start, fork, source_of
 from scheduler_svc.core.plan import PlanDraft
 from scheduler_svc.core.request import Order, Request, Residence, State
 from scheduler_svc.core.supply import PageSupply
 from scheduler_svc.core.tally import Tally
-from scheduler_svc.core.types import Admitted, Event, PageId
+from scheduler_svc.core.types import Admitted, Event
 from scheduler_svc.core.worker import Worker
 
 LOOK_AHEAD = 64
@@ -46,17 +47,17 @@ class Admission:
                 if self._supply.make_room(request, request.pages_needed - spare):
                     continue
                 return None
-            cached = self._match(request)
-            if self._park(request, len(cached)):
+            start = self._start(request)
+            if self._park(request, start):
                 continue
-            self._remember(request, len(cached))
-            missing = request.pages_needed - spare + worker.pool.num_cached_among(cached)
+            self._remember(request, len(start.shared))
+            missing = request.pages_needed - spare + worker.pool.num_cached_among(start.shared)
             if missing > 0:
                 if self._supply.make_room(request, missing):
                     continue
                 return None
             worker.queue.pop()
-            return self._begin(request, cached)
+            return self._begin(request, start)
         return None
 
     def _num_promised(self) -> int:
@@ -64,16 +65,24 @@ class Admission:
         worker = self._worker
         return sum(worker.num_pages_for(entry.num_known) - len(entry.pages) for entry in worker.prefilling)
 
-    def _match(self, request: Request) -> list[PageId]:
-        """Cached pages of the longest known prefix that leaves at least one token to compute."""
+    def _start(self, request: Request) -> Start:
+        """What is there of the request: cached pages of the longest known prefix that leaves at least one token to
+        compute, or its prompt, if another output of the same request has it and that is more."""
         worker = self._worker
         limit = (request.num_tokens - 1) // worker.page_size
         names = request.names(limit, worker.page_size)
-        return worker.pool.cache.match(names, min(limit, len(names)))
+        cached = worker.pool.cache.match(names, min(limit, len(names)))
+        matched = Start(cached, None, len(cached) * worker.page_size)
+        source = source_of(request)
+        if source is None:
+            return matched
+        return max(fork(request, source, worker.page_size), matched, key=lambda start: start.num_tokens)
 
     def _can_match_more(self, request: Request) -> bool:
-        """Whether the first page that was not cached at the last attempt is cached now."""
-        return request.missed_name is not None and self._worker.pool.cache.page_of(request.missed_name) is not None
+        """Whether the first page that was not cached at the last attempt is cached now, or it can fork now."""
+        if request.missed_name is not None and self._worker.pool.cache.page_of(request.missed_name) is not None:
+            return True
+        return source_of(request) is not None
 
     def _remember(self, request: Request, num_cached: int) -> None:
         """Keeps what the attempt showed, so that the next one need not match again before it can succeed."""
@@ -81,12 +90,14 @@ class Admission:
         request.pages_needed = self._worker.num_pages_for(request.num_tokens) - num_cached
         request.missed_name = names[num_cached] if names is not None and num_cached < len(names) else None
 
-    def _park(self, request: Request, num_cached: int) -> bool:
-        """Whether the request's next page is being computed; if so lets it wait for that."""
+    def _park(self, request: Request, start: Start) -> bool:
+        """Whether the request's prompt or next page is being computed; if so lets it wait for that."""
         worker = self._worker
         limit = (request.num_tokens - 1) // worker.page_size
         names = request.names(limit, worker.page_size)
-        blocker = worker.claims.blocker(names, num_cached, min(limit, len(names)))
+        blocker = worker.claims.blocker([request.family_name], 0, 1) if request.family else None
+        if blocker is None:
+            blocker = worker.claims.blocker(names, start.num_tokens // worker.page_size, min(limit, len(names)))
         if blocker is None:
             return False
         worker.queue.pop()
@@ -94,20 +105,22 @@ class Admission:
         self._draft.parked.append((request, worker.claims.claimer(blocker)))
         return True
 
-    def _begin(self, request: Request, cached: list[PageId]) -> Residence:
+    def _begin(self, request: Request, start: Start) -> Residence:
         worker = self._worker
         resumed = request.admitted_at is not None
         request.pages_needed = 0
-        residence = worker.seat(request, cached)
+        residence = worker.seat(request, start.shared, start.num_tokens)
+        if start.copied is not None:
+            worker.pool.keep(start.copied, self._draft.record.step_id)
+            residence.pages.append(worker.pool.take_one())
+            self._draft.add_copy(start.copied, residence.pages[-1])
         request.move(State.RUNNING)
         charge_cached(residence)
         if not resumed:
             request.admitted_at = self._now
             request.num_cached_tokens = residence.num_computed
-            self._tally.num_cached_tokens += residence.num_computed
-        full_prompt_pages = request.num_prompt // worker.page_size
-        names = request.names(full_prompt_pages, worker.page_size)[len(cached) : full_prompt_pages]
-        worker.claims.claim(request, [name for name in names if worker.pool.cache.page_of(name) is None])
+            self._tally.num_cached_tokens += len(start.shared) * worker.page_size
+        self._claim(request, len(residence.pages))
         self._draft.add_row(residence)
         self._events.append(
             Admitted(
@@ -118,3 +131,13 @@ class Admission:
             )
         )
         return residence
+
+    def _claim(self, request: Request, num_pages: int) -> None:
+        """Announces what of its prompt it will compute that others may want."""
+        worker = self._worker
+        num_prompt_pages = request.num_prompt // worker.page_size
+        names = request.names(num_prompt_pages, worker.page_size)[num_pages:num_prompt_pages]
+        claimed = [name for name in names if worker.pool.cache.page_of(name) is None]
+        if request.family and source_of(request) is None:
+            claimed.append(request.family_name)
+        worker.claims.claim(request, claimed)

@@ -9,7 +9,7 @@ from scheduler_svc.core.page_pool import PagePool
 from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.request import Request, Residence, State
-from scheduler_svc.core.types import PageId
+from scheduler_svc.core.types import PageId, Row
 from scheduler_svc.core.worker import Worker
 
 
@@ -19,6 +19,8 @@ def check(placement: Placement, registry: Registry) -> None:
         check_pool(worker.pool, [residence.pages for residence in worker.rows.values()])
         _check_rows(worker)
         _check_tables(worker)
+        _check_sharing(worker)
+        _check_groups(worker)
         _check_steps(worker)
         _check_claims(worker)
         _check_load(worker, placement, registry)
@@ -45,8 +47,6 @@ def check_pool(pool: PagePool, tables: Iterable[list[PageId]]) -> None:
     wrong = [page for page in pages if (page in free or page in cached) != (pool.refs[page] == 0)]
     _rule(not wrong, f"pages {wrong} are lost, or in use and available")
     _rule(not any(is_named(page) for page in free), "a free page has a name")
-    wrong = [page for page in pages if pool.refs[page] > 1 and not is_named(PageId(page))]
-    _rule(not wrong, f"pages {wrong} are shared and have no name")
     names = list(pool.cache)
     _rule(len({page for _, page in names}) == len(names), "two names lead to one page")
     for page_hash, page in names:
@@ -106,6 +106,36 @@ def _check_tables(worker: Worker) -> None:
             _rule(name[1] == parent, f"page {page} of row {row} is named for another parent")
 
 
+def _check_sharing(worker: Worker) -> None:
+    """Rows share a page only at one place of their tables, and a full one; without a name only in a family's prompt."""
+    seen: dict[PageId, tuple[int, Request, bool]] = {}
+    for residence in worker.rows.values():
+        request = residence.request
+        num_full = residence.computed_before(worker.next_step) // worker.page_size
+        for index, page in enumerate(residence.pages):
+            is_full = index < num_full
+            other_index, other, other_is_full = seen.setdefault(page, (index, request, is_full))
+            if other is request:
+                continue
+            sound = other_index == index and is_full and other_is_full
+            _rule(sound, f"page {page} is shared and not full, or at two places")
+            if not worker.pool.cache.is_named(page):
+                kin = any(member is request for member in other.family)
+                _rule(kin and index < request.num_prompt // worker.page_size, f"page {page} is shared without a name")
+
+
+def _check_groups(worker: Worker) -> None:
+    """Groups have running rows, each one, whose tables agree over the shared pages, which are full."""
+    rows: list[Row] = []
+    for group in worker.prefixes.groups():
+        tables = [worker.rows[row].pages[: group.num_pages] for row in group.rows]
+        _rule(all(table == tables[0] for table in tables), f"tables of group {group.group_id} do not agree")
+        full = [worker.rows[row].computed_before(worker.next_step) // worker.page_size for row in group.rows]
+        _rule(min(full) >= group.num_pages, f"group {group.group_id} shares pages that are not full")
+        rows += group.rows
+    _rule(len(set(rows)) == len(rows), "a row is in two groups")
+
+
 def _check_steps(worker: Worker) -> None:
     """Steps in flight are contiguous; pages wait for such steps only."""
     steps = [record.step_id for record in worker.in_flight]
@@ -126,6 +156,8 @@ def _check_claims(worker: Worker) -> None:
     here = {residence.request.key for residence in worker.rows.values()} | {request.key for request in worker.landing()}
     for page_hash, claimer, _ in worker.claims.items():
         _rule(claimer.key in here and claimer.accepts_tokens, "a claimer does not run here")
+        if claimer.family and page_hash == claimer.family_name:
+            continue
         _rule(worker.pool.cache.page_of(page_hash) is None, "a claimed page is cached")
         _rule(claimer.hashes is not None and page_hash in claimer.hashes, "a claim is on a page of somebody else")
 

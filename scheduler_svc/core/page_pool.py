@@ -72,7 +72,7 @@ class PagePool:
         return page
 
     def share(self, pages: Sequence[PageId]) -> None:
-        """Puts named pages into one more table."""
+        """Puts full pages into one more table."""
         for page in pages:
             if self.refs[page] == 0:
                 del self._cached[page]
@@ -99,9 +99,15 @@ class PagePool:
                 if self.refs[page] == 0:
                     self._cached[page] = None
                 continue
-            self._free.append(page)
+            if self.refs[page] == 0:
+                self._free.append(page)
             if index < len(hashes):
                 self._touch(hashes[index])
+
+    def keep(self, page: PageId, step_id: StepId) -> None:
+        """Lets nobody write a held page until a step is done that reads it."""
+        self.refs[page] += 1
+        self.release([page], (), step_id)
 
     def settle(self, step_id: StepId) -> None:
         """A step is done: releases what waited for it."""

@@ -1,9 +1,9 @@
 """Which worker a request waits for: the one with the least load that can hold all it may become.
 
 A worker that would cut it short is taken only if no other is there. Load is counted in tokens of all requests placed
-on a worker, running or waiting. A request is placed when it is submitted and again when a worker comes or goes while
-it waits; without a worker that can hold it, it is unplaced. Invariant: every live request that is not held is placed
-or unplaced.
+on a worker, running or waiting. Outputs of one request go where the first of them went, to share its prompt. A request
+is placed when it is submitted and again when a worker comes or goes while it waits; without a worker that can hold it,
+it is unplaced. Invariant: every live request that is not held is placed or unplaced.
 """
 
 from collections.abc import Iterable
@@ -41,11 +41,12 @@ class Placement:
         self._see_capacity()
 
     def place(self, request: Request, now: float) -> None:
-        """Lets a waiting request wait for the least loaded worker that can hold it."""
+        """Lets a waiting request wait where its family is, else for the least loaded worker that can hold it."""
         wanted = min(request.num_prompt + request.new.max_tokens, self.capacity)
+        home = {member.worker_id for member in request.family if member is not request}
         best = min(
             (worker for worker in self.workers.values() if request.num_tokens < worker.capacity),
-            key=lambda worker: (worker.capacity < wanted, worker.load),
+            key=lambda worker: (worker.capacity < wanted, worker.card.worker_id not in home, worker.load),
             default=None,
         )
         if best is None:

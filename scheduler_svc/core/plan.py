@@ -16,13 +16,14 @@ from scheduler_svc.core.worker import Worker
 class PlanDraft:
     """What one step will do, so far."""
 
-    __slots__ = ("_append_pages", "_append_rows", "_new_rows", "_started", "parked", "record")
+    __slots__ = ("_append_pages", "_append_rows", "_copies", "_new_rows", "_started", "parked", "record")
 
     def __init__(self, worker: Worker) -> None:
         self.record = StepRecord(worker.next_step)
         self._append_rows: array[int] = array("i")
         self._append_pages: array[int] = array("i")
         self._new_rows: list[NewRow] = []
+        self._copies: dict[PageId, PageId] = {}  # by destination
         self._started: list[Residence] = []
         self.parked: list[tuple[Request, Request]] = []
         """Requests that wait for a page from now on, and who computes it."""
@@ -39,6 +40,10 @@ class PlanDraft:
         )
         self._new_rows.append(new_row)
         self._append(residence.row, residence.pages)
+
+    def add_copy(self, source: PageId, destination: PageId) -> None:
+        """A page's content is copied before the step computes anything."""
+        self._copies[destination] = source
 
     def append_page(self, residence: Residence, page: PageId) -> None:
         """One page comes to a row's table."""
@@ -102,13 +107,14 @@ class PlanDraft:
             new_rows=self._new_rows,
             append_rows=self._append_rows,
             append_pages=self._append_pages,
-            copy_sources=array("i"),
-            copy_destinations=array("i"),
+            copy_sources=array("i", self._copies.values()),
+            copy_destinations=array("i", self._copies),
             chunk_rows=array("i", [chunk[0].row for chunk in record.chunks]),
             chunk_tokens=array("i", [chunk[1] for chunk in record.chunks]),
             idle_rows=array("i", sorted(worker.decoding.ready)),
             published=published,
             evicted_pages=evicted,
+            groups=worker.prefixes.take_changes(),
             num_scheduled_rows=record.num_rows,
             num_scheduled_tokens=record.num_tokens,
         )

@@ -46,6 +46,10 @@ class Registry:
         self._requests[request.key] = request
         request.account.num_live += 1
         request.account.begin_wait(request.num_tokens)
+        first = None if request.new.fork_of is None else self._requests.get(request.new.fork_of)
+        if first is not None:
+            request.family = first.family = first.family or [first]
+            request.family.append(request)
         self._expiry.watch(request)
 
     def finish(self, request: Request, reason: EndReason, now: float, stop_token_id: int | None = None) -> Event:
@@ -82,6 +86,8 @@ class Registry:
         settle(request, kept)
         request.account.num_live -= 1
         del self._requests[request.key]
+        if request.family:
+            request.family.remove(request)
         self._expiry.note_gone(request)
         return Ended(
             key=request.key,

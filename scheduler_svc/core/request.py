@@ -69,6 +69,7 @@ class Residence:
         "due_step",
         "fill_step",
         "final_step",
+        "has_prompt",
         "lane",
         "last_position",
         "last_step",
@@ -102,6 +103,8 @@ class Residence:
         """Step at which the lane needs the batcher: for a page, or because it is at its end."""
         self.fill_step = 0
         """Step in which the lane fills its last page."""
+        self.has_prompt = False
+        """Its pages hold the whole prompt for sure: the step that computed the last of it is done."""
         self.final_step = 0
         """Step in which the lane samples the last token it may have, if that is before it is due."""
 
@@ -135,6 +138,8 @@ class Request:
         "admitted_at",
         "broken",
         "ending",
+        "family",
+        "family_name",
         "first_token_at",
         "hashes",
         "is_fork",
@@ -186,6 +191,10 @@ class Request:
         """Names of the leading full pages as far as they were needed; None: not cached, neither read nor published."""
         if use_cache and new.root_hash:
             self.hashes = list(new.page_hashes)
+        self.family: list[Request] = []
+        """All live outputs of a request of several, itself among them; empty if it is the only one."""
+        self.family_name = PageHash((new.key if new.fork_of is None else new.fork_of).to_bytes(8, "little"))
+        """Claimed by the member that computes the family's prompt; shorter than any page's name."""
         self.state = State.WAITING
         self.accepts_tokens = False
         self.residence: Residence | None = None

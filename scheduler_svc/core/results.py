@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from scheduler_svc.core.page_hash import NO_PARENT
 from scheduler_svc.core.registry import Registry
-from scheduler_svc.core.request import Lane, Request, State
+from scheduler_svc.core.request import Lane, Request, Residence, State
 from scheduler_svc.core.step import StepRecord
 from scheduler_svc.core.tally import Tally
 from scheduler_svc.core.types import Committed, EndReason, Event, PrefillProgress, RequestKey, StepResult
@@ -92,6 +92,7 @@ class Application:
             if request.first_token_at is None and request.output:
                 request.first_token_at = self._now
             if request.residence is residence:
+                self._see_prompt(residence, num_computed)
                 done = min(num_computed, request.num_prompt)
                 self.events.append(
                     PrefillProgress(key=request.key, num_computed_tokens=done, num_prompt_tokens=request.num_prompt)
@@ -160,6 +161,16 @@ class Application:
             if place_or_none is not None:
                 ends[place_or_none] = lane
         self._at_end = [(ends[place].request, token_ids[place]) for place in sorted(ends.keys() - record.dropped)]
+
+    def _see_prompt(self, residence: Residence, num_computed: int) -> None:
+        """Its prompt may be computed now, and with it all that the row knew when it began."""
+        worker, request = self._worker, residence.request
+        if not residence.has_prompt and num_computed >= request.num_prompt:
+            residence.has_prompt = True
+            if request.family:
+                worker.queue.merge(worker.claims.end(request.family_name))
+        if num_computed == residence.num_known:
+            worker.prefixes.join(residence, num_computed // worker.page_size)
 
     def _break(self, request: Request, reason: EndReason) -> None:
         """Ends a request whose pages cannot be trusted; one that is at its end already keeps its ending, but what steps

@@ -107,6 +107,8 @@ class NewRequest:
     time_limit: float | None = None
     """Absolute: a soft end."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    fork_of: RequestKey | None = None
+    """The first output of the same request, for the others of it: the prompt is computed once for all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,17 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PageGroup:
+    """Rows whose tables begin with the same pages, all of them full."""
+
+    group_id: int
+    num_pages: int
+    """Leading pages they share."""
+    rows: Sequence[Row]
+    """Ascending; empty: the group is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
     """One step of one worker, as changes to its rows; see protos/pagewire/internal/v1/worker.proto for the meaning."""
 
@@ -158,6 +171,8 @@ class BatchPlan:
     idle_rows: "array[int]"
     published: Sequence[Published] = ()
     evicted_pages: "array[int]"
+    groups: Sequence[PageGroup] = ()
+    """Those that changed."""
     num_scheduled_rows: int
     num_scheduled_tokens: int
 

@@ -13,6 +13,7 @@ from scheduler_svc.core.claims import Claims
 from scheduler_svc.core.decoding import Decoding
 from scheduler_svc.core.page_pool import PagePool
 from scheduler_svc.core.request import Lane, Order, Request, Residence
+from scheduler_svc.core.shared_prefixes import SharedPrefixes
 from scheduler_svc.core.step import StepRecord
 from scheduler_svc.core.stop_tokens import StopTokens
 from scheduler_svc.core.token_ring import TokenRing
@@ -41,6 +42,7 @@ class Worker:
         "page_size",
         "pool",
         "prefilling",
+        "prefixes",
         "priorities",
         "queue",
         "released",
@@ -56,6 +58,7 @@ class Worker:
         self.claims = Claims()
         self.queue = WaitingQueue()
         self.decoding = Decoding()
+        self.prefixes = SharedPrefixes()
         self.rows: dict[Row, Residence] = {}
         """Who runs, by row."""
         self.prefilling: list[Residence] = []
@@ -89,11 +92,11 @@ class Worker:
         """Pages that so many tokens fill, the last one perhaps in part."""
         return -(-num_tokens // self.page_size)
 
-    def seat(self, request: Request, cached_pages: list[PageId]) -> Residence:
-        """Gives a request a row, and the cached pages it begins with."""
-        self.pool.share(cached_pages)
-        num_cached_tokens, last_position = len(cached_pages) * self.page_size, self._last_position(request)
-        residence = Residence(request, heappop(self.free_rows), cached_pages, num_cached_tokens, last_position)
+    def seat(self, request: Request, pages: list[PageId], num_computed: int) -> Residence:
+        """Gives a request a row, and the pages it begins with, which hold its first ``num_computed`` tokens."""
+        self.pool.share(pages)
+        last_position = self._last_position(request)
+        residence = Residence(request, heappop(self.free_rows), pages, num_computed, last_position)
         request.residence, request.row = residence, residence.row
         self.rows[residence.row] = residence
         self.priorities[request.priority] = self.priorities.get(request.priority, 0) + 1
@@ -111,6 +114,7 @@ class Worker:
             self.prefilling.remove(residence)
         self._close(residence)
         self.decoding.leave(residence, StepId(self.next_step - 1))
+        self.prefixes.leave(residence.row)
         del self.rows[residence.row]
         self.priorities[request.priority] -= 1
         if not self.priorities[request.priority]:

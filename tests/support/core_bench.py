@@ -99,6 +99,7 @@ class CoreBench:
         priority: int = 0,
         deadline: float | None = None,
         time_limit: float | None = None,
+        fork_of: int | None = None,
     ) -> None:
         token_ids, root = array("i", prompt), root_hash(HASH_KEY, str(salt), "model", "")
         request = NewRequest(
@@ -114,6 +115,7 @@ class CoreBench:
             deadline=deadline,
             time_limit=time_limit,
             sampling=SamplingParams(seed=key + (salt << SALT_BITS), output_index=output_index),
+            fork_of=None if fork_of is None else RequestKey(fork_of),
         )
         events = self.core.submit(request, self.now)
         self.requests[key] = request

@@ -58,20 +58,19 @@ class RandomLife:
         prompt = prompt[: random.randint(1, len(prompt))]
         if len(prompt) >= min(self.capacity, 160):
             return
-        bench.submit(
-            len(bench.requests),
-            prompt,
-            random.randint(1, 40),
-            stops=random.choice(((), (EOS,), (EOS, 8, 9, 10, 11, 12))),
-            salt=random.choice((0, 0, 0, 1)),
-            tenant=random.choice(("", "x", "y")),
-            output_index=random.choice((0, 0, 0, 1)),
-            cached=random.random() < 0.9,
-            hold=random.random() < 0.3,
-            priority=random.choice((0, 0, 0, 1, 2)),
-            deadline=bench.now + random.randint(0, 60) if random.random() < 0.1 else None,
-            time_limit=bench.now + random.randint(0, 60) if random.random() < 0.1 else None,
-        )
+        options = {
+            "stops": random.choice(((), (EOS,), (EOS, 8, 9, 10, 11, 12))),
+            "salt": random.choice((0, 0, 0, 1)),
+            "tenant": random.choice(("", "x", "y")),
+            "cached": random.random() < 0.9,
+            "hold": random.random() < 0.3,
+            "priority": random.choice((0, 0, 0, 1, 2)),
+            "deadline": bench.now + random.randint(0, 60) if random.random() < 0.1 else None,
+            "time_limit": bench.now + random.randint(0, 60) if random.random() < 0.1 else None,
+        }
+        first, limit = len(bench.requests), random.randint(1, 40)
+        for index in range(random.choice((1, 1, 1, 2, 3, 6))):
+            bench.submit(first + index, prompt, limit, output_index=index, fork_of=first if index else None, **options)
 
     def plan(self) -> None:
         for worker_id in list(self.bench.workers):

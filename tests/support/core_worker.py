@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from scheduler_svc.core.types import BatchPlan, StepResult, WorkerCard
+from scheduler_svc.core.types import BatchPlan, PageGroup, StepResult, WorkerCard
 
 TokenFunction = Callable[[int, int, int], int]
 """(seed, output position, digest of the tokens before) -> token."""
@@ -79,6 +79,7 @@ class FakeWorker:
         self.plans: deque[BatchPlan] = deque()
         self.times_computed: Counter[int] = Counter()
         """How often the token at the end of this chain was computed."""
+        self.groups: dict[int, PageGroup] = {}
         self._slots: list[int | None] = [None] * (card.num_pages * card.page_size)
         self._rows: dict[int, _Row] = {}
         self._named: dict[int, bytes] = {}
@@ -136,8 +137,28 @@ class FakeWorker:
             if not 0 <= page < self.card.num_pages:
                 raise PlanError(f"page {page} is not there")
             self._rows[row].pages.append(page)
+        self._copy(plan)
         self._apply_names(plan)
+        self._apply_groups(plan)
         return self._work(plan)
+
+    def _copy(self, plan: BatchPlan) -> None:
+        size = self.card.page_size
+        if set(plan.copy_sources) & set(plan.copy_destinations):
+            raise PlanError("a page is copied and copied over")
+        for source, destination in zip(plan.copy_sources, plan.copy_destinations, strict=True):
+            content = self._slots[source * size : (source + 1) * size]
+            self._slots[destination * size : (destination + 1) * size] = content
+
+    def _apply_groups(self, plan: BatchPlan) -> None:
+        for group in plan.groups:
+            self.groups.pop(group.group_id, None)
+            if group.rows:
+                self.groups[group.group_id] = group
+        for group in self.groups.values():
+            tables = [self._rows[row].pages[: group.num_pages] for row in group.rows]
+            if len(tables) < 4 or group.num_pages < 4 or any(table != tables[0] for table in tables):
+                raise PlanError(f"{group} is no group of rows that share so many pages")
 
     def _apply_names(self, plan: BatchPlan) -> None:
         for published in plan.published:

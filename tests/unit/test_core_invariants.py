@@ -1,6 +1,7 @@
 """The checker notices every kind of broken book. Here alone tests reach into the core: to break it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from support.core_bench import CoreBench, card, config
@@ -8,7 +9,7 @@ from support.core_bench import CoreBench, card, config
 from scheduler_svc.core.errors import InvariantViolation
 from scheduler_svc.core.page_hash import NO_PARENT
 from scheduler_svc.core.request import State
-from scheduler_svc.core.types import PageHash, PageId, StepId, WorkerId
+from scheduler_svc.core.types import PageHash, PageId, Row, StepId, WorkerId
 from scheduler_svc.core.worker import Worker
 
 
@@ -38,10 +39,16 @@ def name(number: int) -> PageHash:
     return PageHash(bytes([number]) * 16)
 
 
-def share_unnamed(broken: Broken) -> None:
-    page = broken.residence(0).pages[0]
-    broken.pool.refs[page] += 1
-    broken.pool.release([page], (), StepId(broken.worker.next_step - 1))
+def share_half_full(broken: Broken) -> None:
+    share_first_page(broken.worker, broken.residence(0), broken.residence(1))
+
+
+def share_first_page(worker: Worker, source, reader) -> None:  # type: ignore[no-untyped-def]
+    """Puts a row's first page into the table of another, as the only fault."""
+    before, reader.pages[0] = reader.pages[0], source.pages[0]
+    worker.pool.refs[source.pages[0]] += 1
+    worker.pool.refs[before] -= 1
+    worker.pool._free.append(before)
 
 
 def swap_eviction_order(broken: Broken) -> None:
@@ -193,7 +200,7 @@ TAMPERINGS: list[tuple[Callable[[Broken], None], str]] = [
     (miscount_references, "count other references"),
     (lose_page, "lost, or in use"),
     (name_free, "free page has a name"),
-    (share_unnamed, "shared and have no name"),
+    (share_half_full, "shared and not full"),
     (two_names, "two names"),
     (wrong_name, "another name than"),
     (swap_eviction_order, "after its parent"),
@@ -234,6 +241,36 @@ def test_a_broken_book_is_noticed(tamper: Callable[[Broken], None], message: str
     tamper(broken)
     with pytest.raises(InvariantViolation, match=message):
         broken.core.check_invariants()
+
+
+def test_sharing_without_a_name_is_noticed() -> None:
+    bench = CoreBench(config(), card())
+    for key in (0, 1):
+        bench.submit(key, range(10 * key, 10 * key + 6), 9, stops=(), cached=False)
+    bench.step()
+    worker = bench.core._placement.workers[WorkerId("w")]
+    share_first_page(worker, worker.rows[Row(0)], worker.rows[Row(1)])
+    with pytest.raises(InvariantViolation, match="shared without a name"):
+        bench.core.check_invariants()
+
+
+@pytest.mark.parametrize(("fault", "message"), [(1, "do not agree"), (2, "not full"), (3, "in two groups")])
+def test_a_wrong_group_is_noticed(fault: int, message: str) -> None:
+    bench = CoreBench(config(), card(pages=40))
+    for key in range(2):
+        bench.submit(key, range(17), 9, stops=(), cached=False, fork_of=0 if key else None)
+    for _ in range(3):
+        bench.step()
+    worker = bench.core._placement.workers[WorkerId("w")]
+    group = worker.prefixes._group_of[Row(0)]
+    if fault == 1:
+        group.depth = 5
+    elif fault == 2:
+        group.depth, group.rows = 5, {Row(0): None}
+    else:
+        worker.prefixes._group_of[Row(9)] = replace(group)
+    with pytest.raises(InvariantViolation, match=message):
+        bench.core.check_invariants()
 
 
 def test_a_step_gap_is_noticed() -> None:
