@@ -72,7 +72,7 @@ class Admission:
         limit = (request.num_tokens - 1) // worker.page_size
         names = request.names(limit, worker.page_size)
         cached = worker.pool.cache.match(names, min(limit, len(names)))
-        matched = Start(cached, None, len(cached) * worker.page_size)
+        matched = Start(cached, None, len(cached) * worker.page_size, is_fork=False)
         source = source_of(request)
         if source is None:
             return matched
@@ -119,7 +119,7 @@ class Admission:
         if not resumed:
             request.admitted_at = self._now
             request.num_cached_tokens = residence.num_computed
-            self._tally.num_cached_tokens += len(start.shared) * worker.page_size
+            self._tally.num_cached_tokens += 0 if start.is_fork else start.num_tokens
         self._claim(request, len(residence.pages))
         self._draft.add_row(residence)
         self._events.append(

@@ -26,6 +26,8 @@ class Start(NamedTuple):
     """The page to copy behind those; None if there is none."""
     num_tokens: int
     """Tokens that these hold for it."""
+    is_fork: bool
+    """They are another output's, not the prefix cache's."""
 
 
 def source_of(request: Request) -> Residence | None:
@@ -41,4 +43,5 @@ def fork(request: Request, source: Residence, page_size: int) -> Start:
     """How a member begins beside ``source``."""
     num_tokens = min(request.num_prompt, request.num_tokens - 1)
     num_shared, in_part = divmod(num_tokens, page_size)
-    return Start(source.pages[:num_shared], source.pages[num_shared] if in_part else None, num_tokens)
+    copied = source.pages[num_shared] if in_part else None
+    return Start(source.pages[:num_shared], copied, num_tokens, is_fork=True)

@@ -4,7 +4,7 @@ core tokens=16 rows=4 steps=2         a new core; also threshold, cache=off, que
                                       watermark, lost and aging (seconds), fair=off, weights=x:2,y:1
 worker w pages=8 size=4               a worker joins; also rows, tokens, len
 submit a 1..6,9 max=3                 tokens 1 to 6 and 9; also eos=2 (output position 2 is EOS), hold, uncached,
-                                      priority, deadline, limit, salt, tenant, index (of n outputs)
+                                      priority, deadline, limit, salt, tenant, index, fork=a (another of n)
 plan [w]                              one step: what the plan says
 result [w] [failed] [nan=a] [eager]   the worker runs its oldest step; tokens a0, a1 are a's first and second
 again [w]                             the worker's last result comes once more
@@ -137,10 +137,11 @@ class _Stage:
             cached="uncached" not in flags,
             salt=int(options.get("salt", 0)),
             tenant=options.get("tenant", ""),
-            output_index=int(options.get("index", 0)),
+            output_index=int(options.get("index", "fork" in options)),
             priority=int(options.get("priority", 0)),
             deadline=float(options["deadline"]) if "deadline" in options else None,
             time_limit=float(options["limit"]) if "limit" in options else None,
+            fork_of=_key(options["fork"]) if "fork" in options else None,
         )
         return []
 
@@ -251,6 +252,12 @@ class _Stage:
         if decoding:
             parts.append(f"{_list(_name(rows[row][0]) for row in decoding)} decode{'s' * (len(decoding) == 1)}")
         parts += [f"{_name(rows[row][0])} idles" for row in plan.idle_rows]
+        pairs = zip(plan.copy_sources, plan.copy_destinations, strict=True)
+        parts += [f"page {source} copied to {destination}" for source, destination in pairs]
+        for group in plan.groups:
+            names = _list(_name(rows[row][0]) for row in group.rows)
+            shared = f"{names} share {group.num_pages} pages" if names else "is gone"
+            parts.append(f"group {group.group_id} {shared}")
         if plan.published:
             parts.append(f"published {_list(published.page for published in plan.published)}")
         if plan.evicted_pages:

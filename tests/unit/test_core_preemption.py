@@ -346,7 +346,7 @@ def test_a_stop_token_is_found_among_few_and_among_many_ids() -> None:
             stops.add([token_id])
         stops.add([5])
         stops.remove([5])
-        column = array("i", [1, 5 << 8, 5, 0x05000000, 5, 70_000])
+        column = array("i", [5 << 8, 256, 5, 0x05000000, 5, 70_000])
         assert stops.find(column) == [2, 4, 5]
         stops.remove([5])
         assert stops.find(column) == [5]

@@ -6,7 +6,7 @@ import pytest
 from support.core_bench import CoreBench, card, config
 from support.core_worker import counting
 
-from scheduler_svc.core.types import EndReason, StepId, StepResult, WorkerId
+from scheduler_svc.core.types import EndReason, RequestKey, StepId, StepResult, WorkerId
 
 
 def two_running() -> CoreBench:
@@ -119,3 +119,12 @@ def test_times_are_those_of_the_calls() -> None:
     ended = bench.ended[0]
     assert (ended.submitted_at, ended.admitted_at, ended.first_token_at) == (1.0, 2.0, 3.0)
     assert (ended.last_token_at, ended.ended_at) == (5.0, 5.0)
+
+
+def test_output_tokens_of_a_running_request_are_counted_when_asked() -> None:
+    bench = CoreBench(config(), card())
+    bench.submit(0, [1, 2], 5, stops=())
+    for count in range(1, 4):
+        bench.step()
+        assert bench.core.num_output_tokens(RequestKey(0)) == count
+    assert bench.core.num_output_tokens(RequestKey(1)) == 0
