@@ -66,6 +66,8 @@ class LiveRequest:
         self.reader = reader or Reader()
         self.on_failure: Callable[[FrontError], None] | None = None
         """Called when the request ends with an error."""
+        self.is_quiet = False
+        """Its reader holds text back for a while: tokens are no news."""
         self._prepared = prepared
         self._link = link
         self._on_news = on_news
@@ -121,12 +123,12 @@ class LiveRequest:
         self._has_tokens = True
         output = self._outputs[index]
         output.append(token_ids)
-        if self.reader.is_blocked:
+        if self.reader.is_blocked or self.is_quiet:
             if self._prepared.stops is not None and output.num_unread >= SCAN_TOKENS:
                 self._scan(output)
-            if sum(each.pending_bytes for each in self._outputs) > MAX_PENDING_BYTES:
+            if self.reader.is_blocked and sum(each.pending_bytes for each in self._outputs) > MAX_PENDING_BYTES:
                 self.fail(slow_reader_error())
-        if self._wakes_for_tokens:
+        if self._wakes_for_tokens and not self.is_quiet:
             self._news()
 
     def apply(self, event: Any) -> None:
@@ -177,6 +179,13 @@ class LiveRequest:
                     timer.cancel()
         has_news, self._has_news = self._has_news, False
         return has_news
+
+    async def pause(self, until: float) -> None:
+        """Returns at `until` (on the loop's clock), or once the request is over; tokens gather meanwhile."""
+        self.is_quiet = True
+        while not self.is_over and await self.wait(until):
+            pass
+        self.is_quiet = False
 
     def take(self) -> list[Any]:
         """The events there are now, as GenerateResponse messages.

@@ -1,9 +1,9 @@
 """One GenerateMany stream: many requests, one writer.
 
 Entries are prepared and run independently; whatever they have to say merges until the write before has gone, then
-goes out in one message. A failing entry is an event; the stream itself fails only when its caller leaves, does not
-read, or its deadline passes. At most `WINDOW` entries are in flight: further ones are not read from the stream until
-one ends.
+goes out in one message; an entry's `max_delay_ms` holds its text back for larger messages. A failing entry is an
+event; the stream itself fails only when its caller leaves, does not read, or its deadline passes. At most `WINDOW`
+entries are in flight: further ones are not read from the stream until one ends.
 
 Invariants: events of one entry keep their order; after an entry's summary or failure nothing of it follows; when the
 stream is over, none of its requests runs on.
@@ -20,7 +20,7 @@ from scheduler_svc.front.errors import FrontError, InternalError, InvalidRequest
 from scheduler_svc.front.live_request import LiveRequest, Reader
 from scheduler_svc.front.preparation import Preparation
 from scheduler_svc.front.scheduler_link import SchedulerLink
-from scheduler_svc.front.stream import SlowReaderGuard, Write
+from scheduler_svc.front.stream import HEARTBEAT_SECONDS, SlowReaderGuard, Write
 
 log = structlog.get_logger("pagewire.front")
 
@@ -32,13 +32,19 @@ MAX_MESSAGE_BYTES = 256 * 1024
 class _Entry:
     """One request of the stream."""
 
-    __slots__ = ("is_cancelled", "live", "request_id", "task")
+    __slots__ = ("beats", "is_cancelled", "live", "request_id", "task", "timer", "told_at")
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.live: LiveRequest | None = None
         self.task: asyncio.Task[None] | None = None
         self.is_cancelled = False
+        self.timer: asyncio.TimerHandle | None = None
+        """It may speak again then."""
+        self.told_at = 0.0
+        """When something of it was last taken to be written."""
+        self.beats = False
+        """It has been silent for so long that it says at least that it is alive."""
 
 
 class ManyStream:
@@ -65,11 +71,13 @@ class ManyStream:
         self._woken = asyncio.Event()
         self._room = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
 
     async def run(self, requests: AsyncIterator[Any]) -> None:
         """Returns when the caller has half-closed and every entry has ended."""
         self._reading = asyncio.get_running_loop().create_task(self._read(requests))
         self._reading.add_done_callback(lambda _: self._woken.set())
+        self._beating = asyncio.get_running_loop().create_task(self._beat())
         try:
             await self._write_all()
         finally:
@@ -109,8 +117,9 @@ class ManyStream:
                 self._link,
                 deadline=deadline,
                 reader=self._reader_state,
-                on_news=lambda: self._note(entry, None),
+                on_news=lambda: self._hear(entry),
             )
+            entry.told_at = -prepared.max_delay_seconds  # the first token is never held back
             if entry.is_cancelled:
                 entry.live.cancel()
         except FrontError as error:
@@ -134,6 +143,19 @@ class ManyStream:
             entry.is_cancelled = True
             if entry.live is not None:
                 entry.live.cancel()
+
+    def _hear(self, entry: _Entry) -> None:
+        """An entry has news: written at once, unless its caller wants larger messages less often."""
+        live = entry.live
+        if live is not None and live.max_delay_seconds and not live.is_over:
+            loop = asyncio.get_running_loop()
+            due = entry.told_at + live.max_delay_seconds
+            if due > loop.time():
+                if entry.timer is None:
+                    live.is_quiet = True
+                    entry.timer = loop.call_at(due, self._note, entry, None)
+                return
+        self._note(entry, None)
 
     def _note(self, entry: _Entry, error: FrontError | None) -> None:
         if error is not None:
@@ -179,7 +201,12 @@ class ManyStream:
         try:
             if error is not None or entry.live is None:
                 raise error or InternalError()
-            for event in entry.live.take():
+            entry.told_at = asyncio.get_running_loop().time()
+            if entry.timer is not None:
+                entry.timer.cancel()
+                entry.timer = None
+            entry.live.is_quiet = False
+            for event in entry.live.take() or self._beat_of(entry):
                 message.events.add(response=event)
             if entry.live.is_taken:
                 self._remove(entry)
@@ -189,7 +216,25 @@ class ManyStream:
             message.events.add(failure=failure)
             self._remove(entry)
 
+    def _beat_of(self, entry: _Entry) -> list[Any]:
+        if not entry.beats:
+            return []
+        entry.beats = False
+        return [generation_pb2.GenerateResponse(request_id=entry.request_id, heartbeat={})]
+
+    async def _beat(self) -> None:
+        """Has entries that want to know say that they are alive when they have said nothing for long."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS / 2)
+            silent_since = asyncio.get_running_loop().time() - HEARTBEAT_SECONDS
+            for entry in self._entries:
+                if entry.live is not None and entry.live.progress_events and entry.told_at <= silent_since:
+                    entry.beats = True
+                    self._note(entry, None)
+
     def _remove(self, entry: _Entry) -> None:
+        if entry.timer is not None:
+            entry.timer.cancel()
         self._entries.discard(entry)
         self._news.pop(entry, None)
         if self._by_id.get(entry.request_id) is entry:
@@ -201,8 +246,7 @@ class ManyStream:
     async def _close(self) -> None:
         """Ends whatever still runs."""
         tasks = [entry.task for entry in self._entries if entry.task is not None]
-        if self._reading is not None:
-            tasks.append(self._reading)
+        tasks += [task for task in (self._reading, self._beating) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -278,10 +278,10 @@ class SchedulerLink:
         token_ids = read_ints(tokens.token_ids, "token_ids")
         if len(keys) != len(token_ids):
             raise ColumnError("the columns of tokens do not fit one another")
-        sinks = self._sinks
+        sink_of = self._sinks.get
         for output, token_id in zip(keys, token_ids, strict=True):
             key, index = front_key_and_index(output)
-            sink = sinks.get(key)
+            sink = sink_of(key)
             if sink is not None:
                 sink.add_tokens(index, (token_id,))
 

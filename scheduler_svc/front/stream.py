@@ -108,12 +108,10 @@ class StreamWriter:
 
     async def _hold_back(self) -> None:
         """Waits until as much time has passed since the last message as the caller allows."""
-        live, loop = self._live, asyncio.get_running_loop()
-        if not live.max_delay_seconds or not self._last_write:
-            return
+        live = self._live
         until = self._last_write + live.max_delay_seconds
-        while not live.is_over and loop.time() < until:
-            await live.wait(until)
+        if live.max_delay_seconds and self._last_write and asyncio.get_running_loop().time() < until:
+            await live.pause(until)
 
     async def _send(self, message: Any) -> None:
         self._live.reader.is_blocked = True

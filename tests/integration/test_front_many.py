@@ -138,3 +138,37 @@ async def test_an_entry_without_action_fails_alone() -> None:
         await run(stack, [pb.GenerateManyRequest(), start("a")], collected)
         assert collected.events[""][0].status.code == 3
         assert collected.events["a"][-1].HasField("summary")
+
+
+async def test_an_entrys_delay_makes_fewer_messages_and_loses_nothing() -> None:
+    scheduler = FakeScheduler(lambda submit: [[65] * 60 + [257]])
+    scheduler.step_seconds = 0.005
+    collected, delayed = Collected(), Collected()
+    async with front_stack(scheduler) as stack:
+        await run(stack, [start("now")], collected)
+        slow = start("slow")
+        slow.start.output.max_delay_ms = 100
+        await run(stack, [slow], delayed)
+    texts = [
+        "".join(event.delta.text for event in each) for each in (*collected.events.values(), *delayed.events.values())
+    ]
+    assert texts == ["A" * 60] * 2
+    assert delayed.num_messages < collected.num_messages / 2
+
+
+async def test_a_silent_entry_says_that_it_is_alive_if_its_caller_wants_to_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(many, "HEARTBEAT_SECONDS", 0.02)
+    scheduler = FakeScheduler(lambda submit: [[65, 257]])
+    scheduler.gate.clear()
+    async with front_stack(scheduler) as stack:
+        asked, plain = start("asked"), start("plain")
+        asked.start.output.progress_events = True
+        collected = Collected()
+        async for message in stack.generation.GenerateMany([asked, plain], timeout=20):
+            collected.add(message)
+            if sum(each.HasField("heartbeat") for each in collected.events["asked"]) == 3:
+                scheduler.gate.set()
+    assert not any(each.HasField("heartbeat") for each in collected.events["plain"])
+    assert collected.events["asked"][-1].HasField("summary")

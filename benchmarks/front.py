@@ -1,0 +1,174 @@
+"""`python -m benchmarks.front`: what one front process costs, without a model.
+
+A real scheduler with one front, behind it a scripted worker, before it client processes that only count bytes. The
+figures that matter are tokens per CPU second of the front process alone (the other processes share the machine but not
+the count), and how late a message leaves the front at a steady pace.
+
+    streams N             Generate, text, a stop string on half of them; written as fast as the caller reads
+    coalesced N           the same with `max_delay_ms`
+    many N                the same over one GenerateMany stream
+    pace N                a step every 20 ms: time from the step's result to the arrival of each message at its caller
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pagewire_client import Client, HealthStatus, PagewireError
+
+from benchmarks.ports import free_port
+
+CLIENTS = 2
+START_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One measurement."""
+
+    name: str
+    streams: int
+    tokens: int
+    max_delay_ms: int = 0
+    many: bool = False
+    step_seconds: float = 0.0
+
+
+CASES = (
+    Case(name="streams 64", streams=64, tokens=1500),
+    Case(name="streams 256", streams=256, tokens=500),
+    Case(name="coalesced 64", streams=64, tokens=3000, max_delay_ms=250),
+    Case(name="coalesced 256", streams=256, tokens=1500, max_delay_ms=250),
+    Case(name="many 64", streams=64, tokens=3000, max_delay_ms=250, many=True),
+    Case(name="many 256", streams=256, tokens=1500, max_delay_ms=250, many=True),
+    Case(name="pace 64", streams=64, tokens=400, step_seconds=0.02),
+)
+
+
+class Service:
+    """Scheduler, front and scripted worker."""
+
+    def __init__(self, directory: Path, step_seconds: float) -> None:
+        self.target = f"127.0.0.1:{free_port()}"
+        endpoint = f"ipc://{directory}/worker.sock"
+        port = self.target.rpartition(":")[2]
+        flags = ["--port", port, "--internal-port", str(free_port()), "--state-dir", str(directory)]
+        limits = ["--max-num-seqs", "256", "--max-num-batched-tokens", "8192"]
+        log = (directory / "log").open("wb")
+        self._scheduler = subprocess.Popen(
+            [sys.executable, "-m", "scheduler_svc", *flags, *limits, "--worker-endpoint", endpoint], stderr=log
+        )
+        worker = ["-m", "benchmarks.front_worker", "--scheduler", endpoint, "--step-seconds", str(step_seconds)]
+        self._worker = subprocess.Popen([sys.executable, *worker])
+
+    def wait_ready(self) -> None:
+        """Until it serves."""
+        deadline = time.monotonic() + START_SECONDS
+        with Client(self.target) as client:
+            while True:
+                try:
+                    if client.health(timeout=1) is HealthStatus.SERVING:
+                        return
+                except PagewireError:
+                    pass
+                if time.monotonic() > deadline:
+                    raise SystemExit("the service did not start")
+                time.sleep(0.1)
+
+    @property
+    def front(self) -> psutil.Process:
+        """The front's process."""
+        (child,) = psutil.Process(self._scheduler.pid).children()
+        return child
+
+    def stop(self) -> None:
+        """Ends everything."""
+        for process in (self._scheduler, self._worker):
+            process.terminate()
+        for process in (self._scheduler, self._worker):
+            process.wait(20)
+
+
+@contextmanager
+def service(step_seconds: float) -> Iterator[Service]:
+    """A running service."""
+    with tempfile.TemporaryDirectory(prefix="pagewire-front-") as directory:
+        running = Service(Path(directory), step_seconds)
+        try:
+            running.wait_ready()
+            yield running
+        finally:
+            running.stop()
+
+
+def load(target: str, case: Case) -> list[dict[str, Any]]:
+    """Runs the client processes of a case; what each saw."""
+    command = [sys.executable, "-m", "benchmarks.front_load", "--target", target, "--tokens", str(case.tokens)]
+    command += ["--streams", str(case.streams // CLIENTS), "--max-delay-ms", str(case.max_delay_ms)]
+    command += (["--many"] if case.many else []) + (["--times"] if case.step_seconds else [])
+    clients = [
+        subprocess.Popen([*command, "--name", f"c{number}"], stdout=subprocess.PIPE) for number in range(CLIENTS)
+    ]
+    return [json.loads(client.communicate()[0]) for client in clients]
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """One row of the table."""
+    with service(case.step_seconds) as running:
+        before = running.front.cpu_times()
+        seen = load(running.target, case)
+        after = running.front.cpu_times()
+    cpu = after.user + after.system - before.user - before.system
+    num_tokens = case.streams * case.tokens
+    seconds = max(each["last"] for each in seen) - min(each["first"] for each in seen)
+    row = {
+        "case": case.name,
+        "tokens_per_cpu_second": round(num_tokens / cpu),
+        "tokens_per_second": round(num_tokens / seconds),
+        "tokens_per_message": round(num_tokens / sum(each["messages"] for each in seen), 1),
+        "front_cpu_seconds": round(cpu, 2),
+    }
+    if case.step_seconds:
+        row |= lateness([time for each in seen for time in each["arrivals"]], case.step_seconds)
+    return row
+
+
+def lateness(arrivals: list[float], step_seconds: float) -> dict[str, float]:
+    """How long after the first message of its step each message came, in milliseconds.
+
+    All messages of a step are due at once, so the first one's arrival is the zero: what the others wait for is the
+    front (and the clients, which share the machine).
+    """
+    late: list[float] = []
+    start = -1.0
+    for arrival in sorted(arrivals):
+        if arrival - start > step_seconds / 2:
+            start = arrival
+        late.append((arrival - start) * 1000)
+    late.sort()
+    return {"late_p50_ms": round(statistics.median(late), 2), "late_p99_ms": round(late[int(len(late) * 0.99)], 2)}
+
+
+def main() -> int:
+    """Runs the cases whose names begin with one of the arguments; prints one JSON object a line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help="beginnings of names; default: all")
+    given = parser.parse_args()
+    for case in CASES:
+        if not given.cases or case.name.startswith(tuple(given.cases)):
+            print(json.dumps(measure(case)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
