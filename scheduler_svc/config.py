@@ -44,6 +44,9 @@ class SchedulerConfig(BaseSettings):
     max_model_len: Count | None = Field(None, description="most tokens of a request; the model's if not given")
     enable_prefix_caching: bool = Field(True, description="reuse pages of common prefixes")
     long_prefill_token_threshold: CountOrZero = Field(0, description="most tokens of one prompt in a step; 0: no limit")
+    target_inter_token_ms: CountOrZero = Field(
+        0, description="how long a step may keep running streams waiting; prompts get what it leaves; 0: no limit"
+    )
     max_queued_requests: CountOrZero = Field(0, description="most requests waiting; 0: no limit")
     max_queued_tokens: CountOrZero = Field(0, description="most tokens of all requests waiting; 0: no limit")
     page_watermark: Annotated[float, Field(ge=0, le=0.5)] = Field(

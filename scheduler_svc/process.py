@@ -98,6 +98,7 @@ class SchedulerProcess:
                 max_model_len=config.max_model_len,
                 enable_prefix_caching=config.enable_prefix_caching,
                 long_prefill_token_threshold=config.long_prefill_token_threshold,
+                target_step_seconds=config.target_inter_token_ms / 1000,
                 worker_lost_seconds=config.worker_lost_seconds,
                 max_queued_requests=config.max_queued_requests,
                 max_queued_tokens=config.max_queued_tokens,

@@ -289,6 +289,7 @@ class WorkerLink:
             token_ids=body.token_ids,
             statuses=body.statuses,
             failed=body.failure is not None,
+            seconds=body.step_seconds,
         )
         self._events.append(Answered(result=result, failure=body.failure))
 

@@ -1,7 +1,8 @@
 """Fills one step of one worker: decoding rows first, then prompts, begun or new, within the token budget.
 
 One rule for all work: what is computed chases what is known. Decoding rows come first, so that running streams never
-stall for a prompt; chunks take what they leave of the budget, first come first served.
+stall for a prompt; chunks take what they leave of the budget, first come first served. With a target for the time of a
+step the budget is also what fits into that time by the worker's pace.
 """
 
 from scheduler_svc.core.admission import Admission
@@ -37,13 +38,14 @@ def plan_step(
 class Batcher:
     """Makes one plan."""
 
-    __slots__ = ("_budget", "_events", "_longest_chunk", "_supply", "_tally", "_worker", "draft")
+    __slots__ = ("_budget", "_events", "_longest_chunk", "_supply", "_tally", "_target_seconds", "_worker", "draft")
 
     def __init__(self, worker: Worker, config: CoreConfig, tally: Tally, events: list[Event]) -> None:
         self._worker = worker
         self._events = events
         self._tally = tally
         self._budget = worker.max_tokens_per_step
+        self._target_seconds = config.target_step_seconds
         self._longest_chunk = config.long_prefill_token_threshold or self._budget
         self.draft = PlanDraft(worker)
         self._supply = PageSupply(worker, self.draft, events, tally)
@@ -68,6 +70,9 @@ class Batcher:
             if residence.request.residence is residence:  # else it was preempted for an older one
                 self._decode(residence)
         self._budget -= len(decoding.lanes)
+        if self._target_seconds and decoding.lanes:
+            fits = self._worker.pace.max_prompt_tokens(self._target_seconds)
+            self._budget = self._budget if fits is None else min(self._budget, fits)
 
     def schedule_prompts(self, now: float) -> None:
         """Goes on with prompts that have begun and begins new ones, in one order, as long as the budget lasts."""

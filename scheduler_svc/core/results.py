@@ -28,6 +28,7 @@ def apply_result(worker: Worker, result: StepResult, registry: Registry, tally: 
     if result.failed or malformed:
         application.fail()
     else:
+        application.see_pace(result)
         if any(result.statuses):
             application.end_nan_rows(result)
         application.take_tokens(result)
@@ -59,6 +60,12 @@ class Application:
         for request in self._record.requests():
             self._break(request, EndReason.STEP_FAILED)
         self._worker.note_done(self._now)
+
+    def see_pace(self, result: StepResult) -> None:
+        """How long the step took, if running streams waited for it."""
+        record = self._record
+        if result.seconds and record.decoders.rows:
+            self._worker.pace.observe(record.num_tokens - len(record.decoders.rows), result.seconds)
 
     def end_nan_rows(self, result: StepResult) -> None:
         """Requests whose logits held NaN end, their neighbours go on. What one wrote that had ended meanwhile is not

@@ -56,6 +56,8 @@ class CoreConfig:
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = 0
     """Most tokens of one prompt in one step; 0: no limit of its own."""
+    target_step_seconds: float = 0.0
+    """How long a step with decoding rows may take: prompts get what it leaves, by what was measured; 0: no limit."""
     max_steps_in_flight: int = 2
     worker_lost_seconds: float = 5.0
     max_queued_requests: int = 0
@@ -189,6 +191,8 @@ class StepResult:
     """One byte a row: 0 fine, 1 NaN; empty: all fine."""
     failed: bool = False
     """The step as a whole failed: no row sampled, no page was reliably written."""
+    seconds: float = 0.0
+    """How long the device took for it; 0: not known."""
 
 
 # Events: what the core tells the shell.

@@ -15,6 +15,7 @@ from scheduler_svc.core.page_pool import PagePool
 from scheduler_svc.core.request import Lane, Order, Request, Residence
 from scheduler_svc.core.shared_prefixes import SharedPrefixes
 from scheduler_svc.core.step import StepRecord
+from scheduler_svc.core.step_pace import StepPace
 from scheduler_svc.core.stop_tokens import StopTokens
 from scheduler_svc.core.token_ring import TokenRing
 from scheduler_svc.core.types import CoreConfig, PageCounts, PageId, Row, StepId, WorkerCard
@@ -39,6 +40,7 @@ class Worker:
         "num_rows",
         "num_spare_pages",
         "num_steps",
+        "pace",
         "page_size",
         "pool",
         "prefilling",
@@ -58,6 +60,7 @@ class Worker:
         self.claims = Claims()
         self.queue = WaitingQueue()
         self.decoding = Decoding()
+        self.pace = StepPace()
         self.prefixes = SharedPrefixes()
         self.rows: dict[Row, Residence] = {}
         """Who runs, by row."""

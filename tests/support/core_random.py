@@ -1,6 +1,7 @@
 """Random lives of a scheduler core: everything that can happen to it, in an order that a seed decides."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from support.core_bench import EOS, CoreBench, card, config
@@ -8,6 +9,10 @@ from support.core_bench import EOS, CoreBench, card, config
 from scheduler_svc.core.types import EndReason, SchedulingPolicy, StepResult, WorkerId
 
 HARD_ENDS = (EndReason.CANCELLED, EndReason.DEADLINE, EndReason.TIME_LIMIT, EndReason.SHUTDOWN)
+
+
+def random_step_seconds(random: Random) -> float:
+    return random.choice((0.0, 0.01, 0.02, 0.1))
 
 
 class RandomLife:
@@ -21,6 +26,7 @@ class RandomLife:
             tokens=random.choice((1, 3, 7, 16, 64)),
             rows=random.choice((1, 2, 4, 8)),
             long_prefill_token_threshold=random.choice((0, 0, 5)),
+            target_step_seconds=random.choice((0.0, 0.0, 0.03)),
             max_steps_in_flight=random.choice((1, 2, 2, 2, 3)),
             enable_prefix_caching=random.random() < 0.85,
             worker_lost_seconds=random.choice((5.0, 40.0)),
@@ -86,6 +92,7 @@ class RandomLife:
         if fate < 0.03:
             nan_rows = [self.random.randrange(8)]
         result = self.bench.execute(worker, failed=0.03 <= fate < 0.05, nan_rows=nan_rows, eager=fate > 0.7)
+        result = replace(result, seconds=random_step_seconds(self.random))
         if 0.05 <= fate < 0.06 and len(result.rows):  # a row goes missing on the way
             result = StepResult(
                 worker_id=result.worker_id, step_id=result.step_id, rows=result.rows[1:], token_ids=result.token_ids[1:]

@@ -1,12 +1,12 @@
 """Runs transcripts: blocks of commands, a line ``----``, and what they must print.
 
 core tokens=16 rows=4 steps=2         a new core; also threshold, cache=off, queue, queued_tokens, policy=sjf,
-                                      watermark, lost and aging (seconds), fair=off, weights=x:2,y:1
+                                      watermark, target (ms), lost and aging (seconds), fair=off, weights=x:2,y:1
 worker w pages=8 size=4               a worker joins; also rows, tokens, len
 submit a 1..6,9 max=3                 tokens 1 to 6 and 9; also eos=2 (output position 2 is EOS), hold, uncached,
                                       priority, deadline, limit, salt, tenant, index, fork=a (another of n)
 plan [w]                              one step: what the plan says
-result [w] [failed] [nan=a] [eager]   the worker runs its oldest step; tokens a0, a1 are a's first and second
+result [w] [failed] [nan=a] [eager]   the worker runs its oldest step, in ms=40; tokens a0, a1 are a's first and second
 again [w]                             the worker's last result comes once more
 steps N [w]                           N times plan and result
 run [w]                               plan and result until nothing is left
@@ -18,6 +18,7 @@ accounts                              what tenants were charged, in tokens
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from support.core_bench import EOS, CoreBench, card, config
 
@@ -102,12 +103,14 @@ class _Stage:
         fair = options.pop("fair", "on") == "on"
         weights = dict(pair.split(":") for pair in options.pop("weights", "").split(",") if pair)
         watermark = float(options.pop("watermark", 0.01))
+        target = int(options.pop("target", 0)) / 1000
         numbers = {_CONFIG_WORDS[word]: int(value) for word, value in options.items()}
         defaults = {"max_num_batched_tokens": 64, "max_num_seqs": 8}
         self._config = CoreConfig(
             **(defaults | numbers),  # type: ignore[arg-type]
             enable_prefix_caching=cache,
             page_watermark=watermark,
+            target_step_seconds=target,
             scheduling_policy=policy,
             tenant_fairness=fair,
             tenant_weights={tenant: float(weight) for tenant, weight in weights.items()},
@@ -154,8 +157,10 @@ class _Stage:
     def _do_result(self, flags: list[str], options: dict[str, str]) -> list[str]:
         name = _first([flag for flag in flags if flag not in ("failed", "eager")])
         plan = self._bench.workers[WorkerId(name)].plans[0]
+        milliseconds = int(options.get("ms", 0))
         poisoned = [row for row, (key, _) in self._rows[name].items() if options.get("nan") == _name(key)]
         self._last = self._bench.execute(name, failed="failed" in flags, nan_rows=poisoned, eager="eager" in flags)
+        self._last = replace(self._last, seconds=milliseconds / 1000)
         return [
             f"step {plan.step_id}: {self._committed(self._bench.commit(self._last))}",
             *self._events(self._bench.events),

@@ -97,6 +97,7 @@ FLAGS: tuple[Flag, ...] = (
             "long-prefill-token-threshold": "prompts longer than this are chunked further",
             "max-queued-requests": "most requests waiting",
             "max-queued-tokens": "most tokens of all requests waiting",
+            "target-inter-token-ms": "how long a step may keep running streams waiting; 0: no limit (default 0)",
             "page-watermark": "share of a worker's pages left to running requests (default 0.01)",
             "scheduling-policy": "order of waiting requests: fcfs, priority or sjf (default priority)",
             "aging-seconds": "longest time that a deadline or a length holds a request back (default 300)",
