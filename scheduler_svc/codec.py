@@ -494,6 +494,7 @@ def load_response(counts: Counts, num_link_faults: int) -> bytes:
         num_wasted_tokens=counts.num_wasted_tokens,
         num_steps=counts.num_steps,
         num_link_faults=num_link_faults,
+        page_waste_ratio=counts.page_waste_ratio,
     )
     return bytes(response.SerializeToString())
 

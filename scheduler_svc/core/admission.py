@@ -39,7 +39,11 @@ class Admission:
     def admit_next(self, before: Order | None) -> Residence | None:
         """Gives the next request that can begin a row; None if none can, or none that comes before ``before``."""
         worker, parked = self._worker, self._draft.parked
-        while worker.free_rows and len(parked) < LOOK_AHEAD and (request := worker.queue.peek()) is not None:
+        while worker.free_rows and len(parked) < LOOK_AHEAD:
+            request = worker.queue.peek()
+            if request is None:
+                worker.rates.note_empty()
+                return None
             if before is not None and request.order > before:
                 return None
             spare = worker.pool.num_available - self._num_promised() - min(len(worker.rows), worker.num_spare_pages)
@@ -109,6 +113,8 @@ class Admission:
         worker = self._worker
         resumed = request.admitted_at is not None
         request.pages_needed = 0
+        worker.rates.note_admission(request.backlog, self._now)
+        worker.begin(request)
         residence = worker.seat(request, start.shared, start.num_tokens)
         if start.copied is not None:
             worker.pool.keep(start.copied, self._draft.record.step_id)

@@ -29,6 +29,7 @@ def plan_step(
     plan = batcher.draft.build(worker)
     if plan is not None:
         charge_decodes(worker)
+        worker.rates.note_plan(now)
         tally.num_steps += 1
         tally.num_computed_tokens += plan.num_scheduled_tokens
     recorder.note_plan(worker, batcher.draft, plan, batcher.num_short, events, now)

@@ -19,6 +19,8 @@ class RejectCode(Enum):
     QUEUE_FULL = "queue full"
     NO_WORKER = "no worker"
     """No worker has ever joined, so no limit is known."""
+    DEADLINE = "deadline"
+    """By measured rates not even its first token would come in time."""
     DUPLICATE = "duplicate"
     """A live request has this key."""
 

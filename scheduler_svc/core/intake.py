@@ -1,4 +1,5 @@
-"""What is refused when it is submitted: what could never be served, and what would wait in a queue that is full.
+"""What is refused when it is submitted: what could never be served, what would wait in a queue that is full, and what
+would, by the rates measured, not begin to answer before its deadline.
 
 A queue is full for a tenant when the limit is reached and of what waits as much as is the tenant's share, by weight
 among those that wait, is its own. So one tenant cannot fill the queue for the others; all together stay below twice the
@@ -8,7 +9,9 @@ limit.
 from scheduler_svc.core.accounts import Account, Accounts
 from scheduler_svc.core.errors import RejectCode, RequestRejected
 from scheduler_svc.core.placement import Placement
+from scheduler_svc.core.request import Request
 from scheduler_svc.core.types import CoreConfig, NewRequest
+from scheduler_svc.core.worker import Worker
 
 
 def check_request(new: NewRequest, placement: Placement) -> None:
@@ -40,6 +43,25 @@ def check_queue(num_tokens: int, account: Account, accounts: Accounts, config: C
     with_it = accounts.num_waiting_tokens + num_tokens
     if token_limit and with_it > token_limit and account.num_waiting_tokens + num_tokens > token_limit * share:
         raise _full(f"requests of {accounts.num_waiting_tokens} tokens are waiting already")
+
+
+def check_deadline(request: Request, chosen: tuple[Worker, int] | None, now: float) -> None:
+    """Judges by the first token: nobody knows how many will follow. Waiting counts only for who comes last anyway.
+
+    ``chosen`` is a worker and the tokens cached there. A deadline that has passed ends its request in the queue.
+
+    Raises: RequestRejected: not even the first token can come before the deadline, as fast as the worker is.
+    """
+    deadline = request.new.deadline
+    if chosen is None or deadline is None or deadline <= now:
+        return
+    worker, num_cached_tokens = chosen
+    earliest = now + worker.rates.least_prefill(request.num_tokens - num_cached_tokens)
+    if worker.queue.is_last(request):
+        earliest += worker.rates.least_wait(worker.backlog // worker.queue.num_lines, now)
+    if earliest > deadline:
+        message = f"the first token would come {earliest - deadline:.1f} s after the deadline"
+        raise RequestRejected(RejectCode.DEADLINE, "", message)
 
 
 def _full(message: str) -> RequestRejected:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
+from scheduler_svc.core.accounts import Accounts
 from scheduler_svc.core.errors import InvariantViolation
 from scheduler_svc.core.page_hash import NO_PARENT
 from scheduler_svc.core.page_pool import PagePool
@@ -13,7 +14,7 @@ from scheduler_svc.core.types import PageId, Row
 from scheduler_svc.core.worker import Worker
 
 
-def check(placement: Placement, registry: Registry) -> None:
+def check(placement: Placement, registry: Registry, accounts: Accounts) -> None:
     """Raises InvariantViolation at the first rule that is broken."""
     for worker in placement.workers.values():
         check_pool(worker.pool, [residence.pages for residence in worker.rows.values()])
@@ -23,8 +24,10 @@ def check(placement: Placement, registry: Registry) -> None:
         _check_groups(worker)
         _check_steps(worker)
         _check_claims(worker)
-        _check_load(worker, placement, registry)
     _check_requests(placement, registry)
+    for worker in placement.workers.values():
+        _check_load(worker, placement, registry)
+    _check_accounts(registry, accounts)
 
 
 def _rule(holds: bool, text: str) -> None:
@@ -165,9 +168,22 @@ def _check_claims(worker: Worker) -> None:
 def _check_load(worker: Worker, placement: Placement, registry: Registry) -> None:
     """A worker's load is what the requests placed on it make."""
     placed = (request for request in registry if request.key not in placement.unplaced)
-    mine = (request for request in placed if request.worker_id == worker.card.worker_id)
+    mine = [request for request in placed if request.worker_id == worker.card.worker_id]
     load = sum(request.load for request in mine if request.state is not State.HELD)
     _rule(worker.load == load, f"load is {worker.load}, its requests make {load}")
+    backlog = sum(request.backlog for request in mine)
+    _rule(worker.backlog == backlog, f"backlog is {worker.backlog}, its waiting requests make {backlog}")
+    num_placed = sum(1 for request in mine if request.state is not State.HELD)
+    _rule(worker.num_placed == num_placed, f"{num_placed} requests are placed here, not {worker.num_placed}")
+
+
+def _check_accounts(registry: Registry, accounts: Accounts) -> None:
+    """What waits is what the accounts say."""
+    waiting = [request.num_tokens for request in registry if request.state is State.WAITING]
+    _rule(accounts.num_waiting == len(waiting), f"{len(waiting)} requests wait, not {accounts.num_waiting}")
+    _rule(accounts.num_waiting_tokens == sum(waiting), "tokens that wait are miscounted")
+    charges = accounts.charges()
+    _rule(all(charged >= 0 for charged in charges.values()), f"a tenant was given back too much: {charges}")
 
 
 def _check_requests(placement: Placement, registry: Registry) -> None:

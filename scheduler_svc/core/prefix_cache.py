@@ -36,6 +36,21 @@ class PrefixCache:
             pages.append(page)
         return pages
 
+    def num_leading(self, hashes: Sequence[PageHash]) -> int:
+        """About how many leading ``hashes`` are cached: exact where tails were evicted before heads, as they are. Costs
+        their logarithm, and one look-up if the first is not cached."""
+        page_of = self._page_of
+        if not hashes or hashes[0] not in page_of:
+            return 0
+        least, most = 1, len(hashes)
+        while least < most:
+            middle = (least + most + 1) // 2
+            if hashes[middle - 1] in page_of:
+                least = middle
+            else:
+                most = middle - 1
+        return least
+
     def page_of(self, page_hash: PageHash) -> PageId | None:
         """The page of this name."""
         return self._page_of.get(page_hash)

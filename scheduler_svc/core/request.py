@@ -136,6 +136,7 @@ class Request:
         "accepts_tokens",
         "account",
         "admitted_at",
+        "backlog",
         "broken",
         "ending",
         "family",
@@ -203,7 +204,9 @@ class Request:
         self.worker_id: WorkerId | None = None
         """Worker it is placed on; kept after the end as the last one."""
         self.load = 0
-        """What it counts for in its worker's load."""
+        """What it counts for in its worker's load: the tokens it was expected to compute, when it was placed."""
+        self.backlog = 0
+        """The same as long as it has not begun there."""
         self.pages_needed = 0
         """New pages it needed at the last attempt to admit it; 0: none since it waits."""
         self.missed_name: PageHash | None = None

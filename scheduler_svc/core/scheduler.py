@@ -18,7 +18,7 @@ from scheduler_svc.core.batcher import plan_step
 from scheduler_svc.core.errors import RejectCode, RequestRejected, WorkerRejected
 from scheduler_svc.core.fairness import settle
 from scheduler_svc.core.flight_recorder import Decision, FlightRecorder
-from scheduler_svc.core.intake import check_queue, check_request
+from scheduler_svc.core.intake import check_deadline, check_queue, check_request
 from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.policy import order_of, priority_of
 from scheduler_svc.core.registry import Registry
@@ -45,21 +45,24 @@ from scheduler_svc.core.worker import Worker
 class Scheduler:
     """The facade. A call either does all it says or raises and does nothing."""
 
-    def __init__(self, config: CoreConfig) -> None:
-        """Raises: ValueError: a limit that lets nothing run."""
+    def __init__(self, config: CoreConfig, placement: Placement | None = None) -> None:
+        """``placement`` is another rule than the usual one, to compare it.
+
+        Raises: ValueError: a limit that lets nothing run.
+        """
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_steps_in_flight"):
             if getattr(config, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         self._config = config
         self._tally = Tally()
         self._accounts = Accounts(config.tenant_weights, config.tenant_fairness)
-        self._placement = Placement()
+        self._placement = placement or Placement()
         self._registry = Registry(self._placement, self._tally)
         self._recorder = FlightRecorder()
         self._num_arrived = 0
 
     def submit(self, request: NewRequest, now: float) -> list[Event]:
-        """Takes a request; it waits for the least loaded worker.
+        """Takes a request; it waits for a worker.
 
         Raises:
             RequestRejected: it can never be served, or the queue is full. Nothing of it is kept.
@@ -74,6 +77,8 @@ class Scheduler:
         order = order_of(request, self._config, self._placement.capacity, self._num_arrived, now)
         priority = priority_of(request, self._config)
         taken = Request(request, order, account, priority=priority, use_cache=use_cache, now=now)
+        if request.deadline is not None and request.fork_of is None:
+            check_deadline(taken, self._placement.choose(taken), now)
         self._recorder.note_submitted(taken, num_waiting, now)
         self._registry.add(taken)
         self._place([taken], now)
@@ -142,6 +147,9 @@ class Scheduler:
         if worker is None or len(worker.in_flight) >= self._config.max_steps_in_flight:
             return None, []
         events = self._expire(now)
+        if self.num_waiting and len(self._placement.workers) > 1:
+            for request in self._placement.rebalance(worker):
+                self._recorder.note_placed(request, True, now)
         return plan_step(worker, self._config, self._tally, self._recorder, events, now), events
 
     def commit(self, result: StepResult, now: float) -> Committed:
@@ -183,19 +191,23 @@ class Scheduler:
         return self._accounts.num_waiting
 
     def counts(self) -> Counts:
-        """A snapshot. Costs the number of workers."""
+        """A snapshot. Costs the number of workers and of their rows."""
         workers, tally = self._placement.workers, self._tally
+        pages = {worker_id: worker.counts() for worker_id, worker in workers.items()}
+        num_held_slots = sum(each.num_held for each in pages.values()) * self._placement.page_size
+        num_dead_slots = sum(each.num_dead_slots for each in pages.values())
         return Counts(
             num_running=self._num_running(),
             num_waiting=self.num_waiting,
             num_workers=len(workers),
-            pages={worker_id: worker.counts() for worker_id, worker in workers.items()},
+            pages=pages,
             num_preemptions=tally.num_preemptions,
             num_computed_tokens=tally.num_computed_tokens,
             num_output_tokens=tally.num_output_tokens,
             num_cached_tokens=tally.num_cached_tokens,
             num_wasted_tokens=tally.num_wasted_tokens,
             num_steps=tally.num_steps,
+            page_waste_ratio=num_dead_slots / num_held_slots if num_held_slots else 0.0,
         )
 
     def charges(self) -> dict[str, float]:
@@ -213,7 +225,7 @@ class Scheduler:
         Raises:
             InvariantViolation: a rule is broken.
         """
-        invariants.check(self._placement, self._registry)
+        invariants.check(self._placement, self._registry, self._accounts)
 
     def _expire(self, now: float) -> list[Event]:
         events = self._registry.expire(now)

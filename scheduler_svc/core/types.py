@@ -279,6 +279,8 @@ class Counts:
     num_cached_tokens: int
     num_wasted_tokens: int
     num_steps: int
+    page_waste_ratio: float
+    """Dead slots by all slots of held pages; 0 if none is held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,5 +291,7 @@ class PageCounts:
     num_free: int
     num_held: int
     num_cached: int
+    num_dead_slots: int
+    """Slots of held pages without a token of a running request."""
     num_running: int
     num_steps: int

@@ -9,6 +9,7 @@ Cost of the head: the lines whose tenants were charged since and are next, nearl
 """
 
 from heapq import heappop, heappush, heapreplace
+from math import inf
 
 from scheduler_svc.core.accounts import Account
 from scheduler_svc.core.request import Order, Request, State
@@ -31,7 +32,9 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         """Puts a request at its place."""
-        self._line(request.account).merge([(request.order, request)])
+        line = self._line(request.account)
+        line.last_order = max(line.last_order, request.order)
+        line.merge([(request.order, request)])
 
     def merge(self, parked: Parked) -> None:
         """Puts all these requests at their places; takes the heaps over. Costs no more than one ``push`` a tenant."""
@@ -52,6 +55,16 @@ class WaitingQueue:
             else:
                 return request
         return None
+
+    def is_last(self, request: Request) -> bool:
+        """Whether it would come after all that its tenant has in line."""
+        line = self._lines.get(request.account)
+        return line is not None and line.last_order < request.order
+
+    @property
+    def num_lines(self) -> int:
+        """Tenants that may have requests here."""
+        return len(self._lines)
 
     def pop(self) -> None:
         """Takes out what ``peek`` gave."""
@@ -85,10 +98,12 @@ class WaitingQueue:
 class _Line:
     """One tenant's requests."""
 
-    __slots__ = ("_heap", "_num_entries", "_num_gone", "account")
+    __slots__ = ("_heap", "_num_entries", "_num_gone", "account", "last_order")
 
     def __init__(self, account: Account) -> None:
         self.account = account
+        self.last_order: Order = (-inf, -inf, 0)
+        """The greatest of those that were pushed by themselves."""
         self._heap: list[tuple[Order, Request, Heap]] = []
         self._num_entries = 0
         self._num_gone = 0

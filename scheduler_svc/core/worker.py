@@ -12,6 +12,7 @@ from itertools import chain
 from scheduler_svc.core.claims import Claims
 from scheduler_svc.core.decoding import Decoding
 from scheduler_svc.core.page_pool import PagePool
+from scheduler_svc.core.rates import Rates
 from scheduler_svc.core.request import Lane, Order, Request, Residence
 from scheduler_svc.core.shared_prefixes import SharedPrefixes
 from scheduler_svc.core.step import StepRecord
@@ -26,6 +27,7 @@ class Worker:
     """Books of one worker, from ``add_worker`` to ``remove_worker``."""
 
     __slots__ = (
+        "backlog",
         "capacity",
         "card",
         "claims",
@@ -37,7 +39,9 @@ class Worker:
         "load",
         "max_tokens_per_step",
         "next_step",
+        "num_placed",
         "num_rows",
+        "num_slots",
         "num_spare_pages",
         "num_steps",
         "pace",
@@ -47,6 +51,7 @@ class Worker:
         "prefixes",
         "priorities",
         "queue",
+        "rates",
         "released",
         "ring",
         "rows",
@@ -62,6 +67,7 @@ class Worker:
         self.decoding = Decoding()
         self.pace = StepPace()
         self.prefixes = SharedPrefixes()
+        self.rates = Rates()
         self.rows: dict[Row, Residence] = {}
         """Who runs, by row."""
         self.prefilling: list[Residence] = []
@@ -83,17 +89,33 @@ class Worker:
         self.stops = StopTokens()
         self.num_steps = 0
         self.load = 0
-        """Tokens of the requests placed here, as they were when they were placed."""
+        """Tokens that the requests placed here were expected to compute, when they were placed."""
+        self.backlog = 0
+        """Of them those of requests that have not begun."""
+        self.num_placed = 0
+        self.num_slots = card.num_pages * card.page_size
         self.max_tokens_per_step = min(card.max_num_batched_tokens, config.max_num_batched_tokens)
         limit = card.max_model_len if config.max_model_len is None else min(card.max_model_len, config.max_model_len)
         self.num_spare_pages = int(card.num_pages * config.page_watermark)
         """Most pages kept for rows that run."""
-        self.capacity = min(limit, card.num_pages * card.page_size)
+        self.capacity = min(limit, self.num_slots)
         """Most tokens of one request, prompt and output."""
 
     def num_pages_for(self, num_tokens: int) -> int:
         """Pages that so many tokens fill, the last one perhaps in part."""
         return -(-num_tokens // self.page_size)
+
+    def begin(self, request: Request) -> None:
+        """What a request has to compute is backlog no more."""
+        self.backlog -= request.backlog
+        request.backlog = 0
+
+    def is_stuck(self) -> bool:
+        """Requests wait that will not begin soon: there is no row, their pages are not there, or others come first."""
+        head = self.queue.peek()
+        if head is None:
+            return False
+        return not self.free_rows or head.pages_needed > 0 or self.backlog > 2 * self.max_tokens_per_step
 
     def seat(self, request: Request, pages: list[PageId], num_computed: int) -> Residence:
         """Gives a request a row, and the pages it begins with, which hold its first ``num_computed`` tokens."""
@@ -175,8 +197,10 @@ class Worker:
                 lane.request.num_closing -= 1
 
     def note_done(self, now: float) -> None:
-        """The tokens of the oldest step in flight are here."""
-        self.done_step, self.done_at = self.in_flight[0].step_id, now
+        """The oldest step in flight has come back."""
+        record = self.in_flight[0]
+        self.done_step, self.done_at = record.step_id, now
+        self.rates.note_done(sum(chunk[1] for chunk in record.chunks), self.max_tokens_per_step, now)
 
     def end_claims(self, request: Request) -> None:
         """A request will not publish what it claimed, or not for sure: whoever waits for it goes back to the queue."""
@@ -202,9 +226,17 @@ class Worker:
             num_free=pool.num_free,
             num_held=pool.num_pages - pool.num_available,
             num_cached=pool.num_cached,
+            num_dead_slots=self.num_dead_slots(),
             num_running=len(self.rows),
             num_steps=self.num_steps,
         )
+
+    def num_dead_slots(self) -> int:
+        """Slots of held pages that hold no token of a running request: behind its last token, or in pages that only
+        wait for a step. Costs the number of rows."""
+        step_id, size = StepId(self.next_step), self.page_size
+        behind = sum(len(entry.pages) * size - entry.computed_before(step_id) for entry in self.rows.values())
+        return behind + self.pool.num_coming() * size
 
     def landing(self) -> "chain[Request]":
         """Requests without a row whose tokens are in flight; ended ones may be among them."""

@@ -99,7 +99,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> None:
         prompt = (head[:shared] + own)[: min(self.size * self.pages, LENGTH) - 1]
         if prompt:
-            self.bench.submit(
+            self.bench.offer(
                 len(self.bench.requests),
                 prompt,
                 max_tokens,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from support.core_worker import SALT_BITS, FakeWorker, TokenFunction, solo, spread
 
+from scheduler_svc.core.errors import RejectCode, RequestRejected
 from scheduler_svc.core.page_hash import hash_pages, root_hash
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import (
@@ -121,6 +122,19 @@ class CoreBench:
         self.requests[key] = request
         self.outputs[key] = []
         self._take(events)
+
+    def offer(self, key: int, prompt: Sequence[int], max_tokens: int, **others: object) -> bool:
+        """``submit``, where the queue may be full or the deadline too near; whether the request was taken."""
+        before = self.core.counts()
+        try:
+            self.submit(key, prompt, max_tokens, **others)  # type: ignore[arg-type]
+        except RequestRejected as refusal:
+            if refusal.code not in (RejectCode.QUEUE_FULL, RejectCode.DEADLINE):
+                raise
+            assert self.core.counts() == before
+            self.core.check_invariants()
+            return False
+        return True
 
     def plan(self, name: str = "w") -> BatchPlan | None:
         plan, events = self.core.plan(WorkerId(name), self.now)
@@ -244,7 +258,7 @@ class CoreBench:
             output = 2 * ended.num_output_tokens
             bounds[request.tenant] = (least + sure + output, most + prompt + output)
         for tenant, charged in self.core.charges().items():
-            least, most = bounds[tenant]
+            least, most = bounds.get(tenant, (0.0, 0.0))
             assert least - 1e-6 <= charged <= most + 1e-6, f"{tenant} was charged {charged}, not {least}..{most}"
 
     def _take(self, events: Sequence[Event]) -> None:

@@ -30,6 +30,9 @@ class RandomLife:
             max_steps_in_flight=random.choice((1, 2, 2, 2, 3)),
             enable_prefix_caching=random.random() < 0.85,
             worker_lost_seconds=random.choice((5.0, 40.0)),
+            max_queued_requests=random.choice((0, 0, 5)),
+            max_queued_tokens=random.choice((0, 0, 100)),
+            page_watermark=random.choice((0.0, 0.01, 0.3)),
             scheduling_policy=random.choice(tuple(SchedulingPolicy)),
             aging_seconds=random.choice((0.0, 2.0, 300.0)),
             tenant_fairness=random.random() < 0.8,
@@ -76,7 +79,9 @@ class RandomLife:
         }
         first, limit = len(bench.requests), random.randint(1, 40)
         for index in range(random.choice((1, 1, 1, 2, 3, 6))):
-            bench.submit(first + index, prompt, limit, output_index=index, fork_of=first if index else None, **options)
+            fork_of = first if index else None
+            if not bench.offer(first + index, prompt, limit, output_index=index, fork_of=fork_of, **options):
+                return
 
     def plan(self) -> None:
         for worker_id in list(self.bench.workers):

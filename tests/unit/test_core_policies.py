@@ -97,7 +97,7 @@ def test_one_low_long_request_in_an_endless_stream_of_better_ones_is_served(poli
     for second in range(40):
         bench.now = float(second)
         for twin in range(2):
-            bench.submit(1 + 2 * second + twin, [second], 1, stops=(), priority=1, deadline=bench.now + 60)
+            bench.submit(1 + 2 * second + twin, [second], 1, stops=(), priority=1, deadline=bench.now + 9000)
         bench.step()
         if served is None and bench.outputs[0]:
             served = bench.now

@@ -20,11 +20,11 @@ def test_requests_go_to_the_least_loaded_worker() -> None:
     plan v
     ----
     a admitted on u, 0 cached
-    step 1: a on row 0 pages 0,1 computes 6
+    d admitted on u, 0 cached
+    step 1: a on row 0 pages 0,1 computes 6; d on row 1 page 2 computes 3
     b admitted on v, 0 cached
     c admitted on v, 0 cached
-    d admitted on v, 0 cached
-    step 1: b on row 0 page 0 computes 2; c on row 1 page 1 computes 2; d on row 2 page 2 computes 3
+    step 1: b on row 0 page 0 computes 2; c on row 1 page 1 computes 2
     """)
 
 

@@ -11,7 +11,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_requests_running", "num_requests_waiting", "num_workers", "num_pages", "num_free_pages", "num_held_pages", "num_cached_pages", "num_preemptions", "num_computed_tokens", "num_output_tokens", "num_cached_tokens", "num_wasted_tokens", "num_steps", "num_link_faults")
+    __slots__ = ("num_requests_running", "num_requests_waiting", "num_workers", "num_pages", "num_free_pages", "num_held_pages", "num_cached_pages", "num_preemptions", "num_computed_tokens", "num_output_tokens", "num_cached_tokens", "num_wasted_tokens", "num_steps", "num_link_faults", "page_waste_ratio")
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class GetLoadResponse(_message.Message):
     NUM_WASTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_LINK_FAULTS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_WASTE_RATIO_FIELD_NUMBER: _ClassVar[int]
     num_requests_running: int
     num_requests_waiting: int
     num_workers: int
@@ -40,7 +41,8 @@ class GetLoadResponse(_message.Message):
     num_wasted_tokens: int
     num_steps: int
     num_link_faults: int
-    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., num_workers: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_held_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_link_faults: _Optional[int] = ...) -> None: ...
+    page_waste_ratio: float
+    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., num_workers: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_held_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_link_faults: _Optional[int] = ..., page_waste_ratio: _Optional[float] = ...) -> None: ...
 
 class UpdateLimitsRequest(_message.Message):
     __slots__ = ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "max_queued_tokens", "scheduling_policy")

@@ -1,0 +1,30 @@
+"""The simulated fleet: everything ends, the same seed gives the same life, and the rules differ as they should."""
+
+from benchmarks.simulate import PLACEMENTS, cards, compare_shares, config
+from benchmarks.simulated_fleet import Fleet
+from benchmarks.simulated_load import Load
+from scheduler_svc.core.types import Ended
+
+
+def lived(rule: str) -> list[Ended]:
+    arrivals = Load(3, 16, {"a": 1.0, "b": 1.0}).arrivals(400, 80.0)
+    fleet = Fleet(config(), PLACEMENTS[rule](), cards(4))
+    fleet.run(arrivals)
+    assert len(fleet.ended) == 400
+    assert fleet.core.counts().num_running == 0
+    return fleet.ended
+
+
+def test_prefixes_are_found_where_they_are() -> None:
+    cached = {rule: sum(each.num_cached_tokens for each in lived(rule)) for rule in PLACEMENTS}
+    assert cached["pagewire"] > 1.1 * max(cached["round robin"], cached["least loaded"]), cached
+
+
+def test_the_same_seed_gives_the_same_life() -> None:
+    assert lived("pagewire") == lived("pagewire")
+
+
+def test_shares_keep_a_greedy_tenant_in_its_place() -> None:
+    fair, unfair = compare_shares(1500, 1)
+    assert fair["jain_index"] > unfair["jain_index"]
+    assert fair["modest_ttft_p99_ms"] < unfair["modest_ttft_p99_ms"]
