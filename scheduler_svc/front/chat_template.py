@@ -35,6 +35,8 @@ MAX_SECONDS = 2.0
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _TEMPLATE_FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError)
 _TIMED, _BOUNDED = "_timed", "_bounded"
+_SCOPES = frozenset({"_loop_vars", "_block_vars"})
+"""What jinja2 itself adds to the arguments of a call inside a loop or a block."""
 
 
 class ChatError(Exception):
@@ -54,13 +56,19 @@ class _GenerationBlocks(jinja2.ext.Extension):
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The sandbox, with a clock that every attribute access, call and turn of a loop looks at.
 
-    What could grow without bound inside one operation is refused before it runs: the clock would come too late.
+    What could grow without bound inside one operation is refused before it runs: the clock would come too late. Not
+    optimized: compiling a template runs nothing of it.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, jinja2.ext.loopcontrols])
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            extensions=[_GenerationBlocks, jinja2.ext.loopcontrols],
+        )
         self.limit = threading.local()
         self.filters["tojson"] = _tojson
         for name in (GROWING | FORMATTING) & self.filters.keys():
@@ -92,7 +100,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         name = getattr(obj, "__name__", "")
         if name in GROWING or name in FORMATTING:
             method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps str.format
-            check_call(name, getattr(method, "__self__", ""), *args, **kwargs)
+            own = {key: value for key, value in kwargs.items() if key not in _SCOPES}
+            check_call(name, getattr(method, "__self__", ""), *args, **own)
         return bounded(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:

@@ -35,6 +35,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
         state: ServiceState,
         link: SchedulerLink,
         executor: Executor,
+        chat_executor: Executor,
         in_flight: InFlight,
         *,
         slow_reader_seconds: float,
@@ -43,7 +44,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
         self._link = link
         self._executor = executor
         self._in_flight = in_flight
-        self._preparation = Preparation(state, executor)
+        self._preparation = Preparation(state, executor, chat_executor)
         self._slow_reader_seconds = slow_reader_seconds
 
     async def Generate(self, request: Any, context: Any) -> None:

@@ -29,9 +29,9 @@ from scheduler_svc.front.validation import MAX_ONCE_TOKENS, check_request
 class Preparation:
     """Prepares requests; one a process."""
 
-    def __init__(self, state: ServiceState, executor: Executor) -> None:
+    def __init__(self, state: ServiceState, executor: Executor, chat_executor: Executor) -> None:
         self._state = state
-        self.reader = PromptReader(executor)
+        self.reader = PromptReader(executor, chat_executor)
 
     async def prepare(self, request: Any, *, deadline: float | None = None, once: bool = False) -> PreparedRequest:
         """The request, ready to be submitted before `deadline` (on the loop's clock).

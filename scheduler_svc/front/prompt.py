@@ -1,8 +1,9 @@
 """From the prompt a caller sends to the token ids the model sees.
 
 Tokenizing is pure computation of the served model and may take long: `PromptReader` runs it in a thread unless the
-prompt is short, and refuses by its bytes alone what can never fit. Invariant: a prompt that comes out holds at least
-one token and leaves room for at least one more.
+prompt is short, and refuses by its bytes alone what can never fit. Chats have threads of their own, which wait for the
+processes that render them: a template that takes long delays chats alone. Invariant: a prompt that comes out holds at
+least one token and leaves room for at least one more.
 """
 
 import asyncio
@@ -18,8 +19,6 @@ from scheduler_svc.front.served_model import ServedModel
 
 INLINE_BYTES = 2048
 """Shorter prompts are tokenized on the loop: that costs less than handing them to a thread."""
-MESSAGE_BYTES = 32
-"""About what a template adds to a message."""
 TRUNCATED_TEXT_BYTES = 1024 * 1024
 """With truncation a text may be longer than the model's limit, up to so much."""
 
@@ -27,8 +26,9 @@ TRUNCATED_TEXT_BYTES = 1024 * 1024
 class PromptReader:
     """Tokenizes prompts for requests; one a process."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, chat_executor: Executor) -> None:
         self._executor = executor
+        self._chat_executor = chat_executor
 
     async def read(self, request: Any, model: ServedModel, *, deadline: float | None = None) -> "array[int]":
         """The token ids of a request's checked prompt (a GenerateRequest or TokenizeRequest), truncated if it says so.
@@ -41,10 +41,12 @@ class PromptReader:
             raise deadline_error("tokenize")
         size = _num_bytes(request)
         _check_size(request, model, size)
-        if size + MESSAGE_BYTES * _num_messages(request) <= INLINE_BYTES:
+        is_chat = request.WhichOneof("prompt") == "chat"
+        if size <= INLINE_BYTES and not is_chat:
             return prompt_token_ids(request, model)
+        executor = self._chat_executor if is_chat else self._executor
         try:
-            return await asyncio.wait_for(loop.run_in_executor(self._executor, prompt_token_ids, request, model), left)
+            return await asyncio.wait_for(loop.run_in_executor(executor, prompt_token_ids, request, model), left)
         except asyncio.TimeoutError:
             raise deadline_error("tokenize") from None
 
@@ -99,10 +101,6 @@ def _render(chat: Any, options: Any, model: ServedModel) -> str:
 def _last(token_ids: Any, options: Any) -> Any:
     """The last tokens, if the prompt is to be truncated."""
     return token_ids[-options.truncate_prompt_tokens :] if options.HasField("truncate_prompt_tokens") else token_ids
-
-
-def _num_messages(request: Any) -> int:
-    return len(request.chat.messages) if request.WhichOneof("prompt") == "chat" else 0
 
 
 def _num_bytes(request: Any) -> int:

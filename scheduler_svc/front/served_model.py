@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from scheduler_svc.front.chat_template import ChatTemplate
 from scheduler_svc.front.detokenizer import Detokenizer, TableDetokenizer, WindowDetokenizer
+from scheduler_svc.front.template_pool import TemplatePool
 from scheduler_svc.front.token_bytes import TokenBytes, build_token_bytes
 from scheduler_svc.front.tokenizer import PromptTokenizer
 
@@ -20,7 +20,7 @@ class ServedModel:
     card: Any
     tokenizer: PromptTokenizer
     token_bytes: TokenBytes | None
-    chat_template: ChatTemplate | None
+    chat_template: TemplatePool | None
     eos_token_ids: frozenset[int]
 
     @property
@@ -54,7 +54,7 @@ def build_served_model(card: Any) -> ServedModel:
     """
     bos = card.bos_token_id if card.HasField("bos_token_id") else None
     tokenizer = PromptTokenizer(card.tokenizer_json, bos_token_id=bos)
-    template = ChatTemplate(card.chat_template, dict(card.special_tokens)) if card.chat_template else None
+    template = TemplatePool(card.chat_template, dict(card.special_tokens)) if card.chat_template else None
     return ServedModel(
         card=card,
         tokenizer=tokenizer,

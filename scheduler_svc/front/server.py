@@ -35,6 +35,7 @@ from scheduler_svc.front.models import ModelService
 from scheduler_svc.front.scheduler_link import HEARTBEAT_SECONDS, SchedulerLink
 from scheduler_svc.front.service_state import ServiceState
 from scheduler_svc.front.status_interceptor import StatusInterceptor
+from scheduler_svc.front.template_pool import NUM_PROCESSES
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 TOKENIZER_THREADS = 2
@@ -72,6 +73,7 @@ class Front:
     def __init__(self, options: FrontOptions, *, on_refusal: Callable[[str], None] = lambda reason: None) -> None:
         self._options = options
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._chat_executor = ThreadPoolExecutor(NUM_PROCESSES, thread_name_prefix="chats")
         self._state = ServiceState(self._executor)
         self.in_flight = InFlight()
         self._health = Health((GENERATION, MODEL, CACHE, ADMIN))
@@ -115,7 +117,8 @@ class Front:
         await self._state.close()
         await self._health.close()
         await self.link.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._executor, self._chat_executor):
+            executor.shutdown(wait=False, cancel_futures=True)
 
     def _server(self, *, internal: bool) -> Any:
         """A server with its services, not listening yet."""
@@ -126,6 +129,7 @@ class Front:
             self._state,
             self.link,
             self._executor,
+            self._chat_executor,
             self.in_flight,
             slow_reader_seconds=self._options.slow_reader_seconds,
         )

@@ -96,6 +96,7 @@ class ServiceState:
         """Waits for a model that is being built."""
         if self._build is not None:
             await asyncio.wait([self._build])
+        self._close_model()
 
     def require(self) -> Serving:
         """What a new request runs with.
@@ -138,6 +139,7 @@ class ServiceState:
         try:
             while built != self._card:
                 built = self._card
+                self._close_model()
                 self._model = await loop.run_in_executor(self._executor, build_served_model, self._service_card())
                 log.info("model_ready", model=self._model.name)
         except ValueError as error:
@@ -146,6 +148,11 @@ class ServiceState:
         finally:
             self._build = None
             self._changed()
+
+    def _close_model(self) -> None:
+        """Ends what a model runs beside itself; it can still be used."""
+        if self._model is not None and self._model.chat_template is not None:
+            self._model.chat_template.close()
 
     def _service_card(self) -> Any:
         """A copy of the last card."""

@@ -1,14 +1,20 @@
 """Chat templates: the same text as transformers renders, and bounded."""
 
+import functools
 import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 from support import toy_tokenizer as toy
+from support.chat_templates import TEMPLATES as FAMILIES
 from tokenizers import Tokenizer
 
 from scheduler_svc.front import chat_template
 from scheduler_svc.front.chat_template import ChatError, ChatTemplate
+from scheduler_svc.front.template_pool import TemplatePool
 from scheduler_svc.front.tokenizer import PromptTokenizer
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -211,3 +217,115 @@ def test_a_tokenizer_that_fails_in_use_is_refused() -> None:
     content["post_processor"]["special_tokens"] = {}
     with pytest.raises(ValueError, match=r"no usable tokenizer\.json"):
         PromptTokenizer(json.dumps(content).encode(), bos_token_id=None)
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Tells the 'weather' & \"sky\" <now> — ü",
+            "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
+        },
+    }
+]
+FAMILY_CHATS = {
+    **CHATS,
+    "tool": [
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": "<think>hm</think>\n\nLet me see."},
+        {"role": "tool", "content": '{"rain": false}'},
+        {"role": "tool", "content": "dry"},
+        {"role": "user", "content": "<tool_response>x</tool_response>"},
+    ],
+    "two users": [{"role": "user", "content": "a\r\n\nb"}, {"role": "user", "content": "c"}],
+    "system alone": [{"role": "system", "content": "only"}],
+    "unknown role": [{"role": "critic", "content": "no"}],
+}
+
+
+def outcome(render: Callable[[], str]) -> str | None:
+    """The text, or None for a refusal."""
+    try:
+        return render()
+    except (ChatError, TemplateError):
+        return None
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_tpl_02_families_equal_transformers(transformers_tokenizer: Any, name: str) -> None:
+    ours = ChatTemplate(FAMILIES[name], SPECIAL)
+    texts: list[str | None] = []
+    for chat in FAMILY_CHATS.values():
+        for generation_prompt in (True, False):
+            for more in ({}, {"tools": TOOLS}, {"enable_thinking": False, "date_string": "1 May 2031"}):
+                given = functools.partial(ours.render, chat, add_generation_prompt=generation_prompt, variables=more)
+                expected = functools.partial(
+                    transformers_tokenizer.apply_chat_template,
+                    chat,
+                    chat_template=FAMILIES[name],
+                    tokenize=False,
+                    add_generation_prompt=generation_prompt,
+                    **more,
+                )
+                texts.append(outcome(given))
+                assert texts[-1] == outcome(expected)
+    assert texts[0] is not None
+    assert len(set(texts)) > 2
+
+
+HOSTILE = {
+    "one comparison of 64 billion": "{{ z == w }}",
+    "one text of 64 billion": "{{ z }}",
+    "one text of 64 billion, by a filter": "{{ z | string | length }}",
+}
+NESTED = """{% set x = [1] * 4000 %}{% set y = [x] * 4000 %}{% set z = [y] * 4000 %}
+{% set x = [1] * 4000 %}{% set y = [x] * 4000 %}{% set w = [y] * 4000 %}"""
+
+
+@pytest.fixture
+def pool() -> Iterator[Callable[[str], TemplatePool]]:
+    made: list[TemplatePool] = []
+
+    def make(source: str) -> TemplatePool:
+        made.append(TemplatePool(source, SPECIAL))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_one_huge_call_costs_a_process_and_nothing_else(pool: Callable[[str], TemplatePool], name: str) -> None:
+    hostile = pool("{% if messages[0].content == 'evil' %}" + NESTED + HOSTILE[name] + "{% endif %}fine")
+    with pytest.raises(ChatError, match=r"too much time or memory|MemoryError|longer than"):
+        hostile.render([{"role": "user", "content": "evil"}])
+    assert hostile.render(CHATS["one"]) == "fine"
+
+
+def test_a_pool_renders_as_the_template_does(pool: Callable[[str], TemplatePool]) -> None:
+    for name, source in TEMPLATES.items():
+        for chat in CHATS.values():
+            assert pool(source).render(chat) == ChatTemplate(source, SPECIAL).render(chat), name
+    with pytest.raises(ChatError, match="Conversation roles must alternate"):
+        pool(LLAMA2).render([{"role": "assistant", "content": "x"}])
+    with pytest.raises(ChatError, match="fails on this chat: UnicodeEncodeError"):
+        pool("{{ x }}").render(CHATS["one"], variables={"x": json.loads('"\\ud800"')})
+    assert pool("{{ mood }}").render(CHATS["one"], variables={"mood": {"a": [1, None]}}) == "{'a': [1, None]}"
+    with pytest.raises(ValueError, match="does not compile"):
+        pool("{% if %}")
+
+
+def test_a_lost_process_is_replaced_and_a_closed_pool_starts_again(pool: Callable[[str], TemplatePool]) -> None:
+    small = pool("{{ messages[0].content }}")
+    for _ in range(2):
+        assert small.render(CHATS["one"]) == "hello"
+        small.close()
+
+
+def test_renderings_wait_for_a_process(pool: Callable[[str], TemplatePool]) -> None:
+    small = pool("{{ messages[0].content }}")
+    with ThreadPoolExecutor(6) as threads:
+        texts = list(threads.map(lambda n: small.render([{"role": "user", "content": str(n)}]), range(30)))
+    assert texts == [str(n) for n in range(30)]
