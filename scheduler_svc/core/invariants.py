@@ -30,9 +30,9 @@ def check(placement: Placement, registry: Registry, accounts: Accounts) -> None:
     _check_accounts(registry, accounts)
 
 
-def _rule(holds: bool, text: str) -> None:
+def _rule(holds: bool, text: str, *values: object) -> None:
     if not holds:
-        raise InvariantViolation(text)
+        raise InvariantViolation(text.format(*values) if values else text)
 
 
 def check_pool(pool: PagePool, tables: Iterable[list[PageId]]) -> None:
@@ -86,11 +86,11 @@ def _check_rows(worker: Worker) -> None:
     _rule(orders == sorted(orders), "prompts are out of order")
     for row, residence in worker.rows.items():
         request = residence.request
-        _rule(residence.row == row and request.residence is residence, f"row {row} is not its request's row")
-        _rule(request.state is State.RUNNING, f"row {row} has a request that is {request.state.value}")
-        _rule(residence.lane is lanes.get(row), f"row {row} has another lane than its request")
-        _rule(residence.is_prefilling == (row in prefilling), f"row {row} is at another stage than its place")
-        _rule((residence.due_step >= worker.next_step) == (row in lanes), f"row {row} has no appointment")
+        _rule(residence.row == row and request.residence is residence, "row {} is not its request's row", row)
+        _rule(request.state is State.RUNNING, "row {} has a request that is {}", row, request.state.value)
+        _rule(residence.lane is lanes.get(row), "row {} has another lane than its request", row)
+        _rule(residence.is_prefilling == (row in prefilling), "row {} is at another stage than its place", row)
+        _rule((residence.due_step >= worker.next_step) == (row in lanes), "row {} has no appointment", row)
 
 
 def _check_tables(worker: Worker) -> None:
@@ -98,15 +98,16 @@ def _check_tables(worker: Worker) -> None:
     size = worker.page_size
     for row, residence in worker.rows.items():
         request, computed = residence.request, residence.computed_before(worker.next_step)
-        _rule(len(residence.pages) == worker.num_pages_for(computed), f"row {row} has too many or too few pages")
+        _rule(len(residence.pages) == worker.num_pages_for(computed), "row {} has too many or too few pages", row)
         names = request.names(computed // size, size)
         for index, page in enumerate(residence.pages):
             name = worker.pool.cache.name_of(page)
             if name is None:
                 continue
-            _rule(index < len(names) and name[0] == names[index], f"page {page} of row {row} is named for other tokens")
+            is_right = index < len(names) and name[0] == names[index]
+            _rule(is_right, "page {} of row {} is named for other tokens", page, row)
             parent = names[index - 1] if index else NO_PARENT
-            _rule(name[1] == parent, f"page {page} of row {row} is named for another parent")
+            _rule(name[1] == parent, "page {} of row {} is named for another parent", page, row)
 
 
 def _check_sharing(worker: Worker) -> None:
@@ -121,7 +122,7 @@ def _check_sharing(worker: Worker) -> None:
             if other is request:
                 continue
             sound = other_index == index and is_full and other_is_full
-            _rule(sound, f"page {page} is shared and not full, or at two places")
+            _rule(sound, "page {} is shared and not full, or at two places", page)
             if not worker.pool.cache.is_named(page):
                 kin = any(member is request for member in other.family)
                 _rule(kin and index < request.num_prompt // worker.page_size, f"page {page} is shared without a name")
@@ -198,18 +199,12 @@ def _check_requests(placement: Placement, registry: Registry) -> None:
         waiting.update(request.key for request in parked if request.state is State.WAITING)
         running.update((residence.request.key, residence) for residence in worker.rows.values())
         landing |= {request.key for request in worker.landing() if request.state is State.LANDING}
+    live: dict[State, set[int]] = {state: set() for state in State}
     for request in registry:
-        _rule(request.state is not State.ENDED, f"request {request.key} has ended and is live")
-        _rule(
-            waiting[request.key] == (request.state is State.WAITING), f"request {request.key} waits in no or two places"
-        )
-        _rule((request.key in running) == (request.state is State.RUNNING), f"request {request.key} has lost its row")
-        _rule((request.key in landing) == (request.state is State.LANDING), f"request {request.key} will never land")
-    live = {request.key for request in registry}
-    _rule(live >= {*waiting, *running, *landing}, "an ended request is still somewhere")
-    held = sum(1 for request in registry if _is_held(request))
-    _rule(registry.num_held == held, "held requests are miscounted")
-
-
-def _is_held(request: Request) -> bool:
-    return request.state is State.HELD and request.residence is None and request.ending is not None
+        live[request.state].add(request.key)
+    _rule(not live[State.ENDED], "a request has ended and is live")
+    _rule({*waiting, *running, *landing} <= set().union(*live.values()), "an ended request is still somewhere")
+    _rule(waiting == Counter(live[State.WAITING]), "a request waits in no or two places")
+    _rule(running.keys() == live[State.RUNNING], "a request has lost its row")
+    _rule(landing == live[State.LANDING], "a request will never land")
+    _rule(registry.num_held == len(live[State.HELD]), "held requests are miscounted")

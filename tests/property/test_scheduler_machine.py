@@ -180,11 +180,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestScheduler.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
 
 
 @pytest.mark.soak
 class TestSchedulerLong(SchedulerMachine.TestCase):  # type: ignore[misc,name-defined]
-    """The same, for long."""
+    """The same, a hundred times as long."""
 
-    settings = settings(max_examples=15_000, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=30_000, stateful_step_count=50, deadline=None)

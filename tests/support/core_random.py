@@ -78,7 +78,7 @@ class RandomLife:
             "time_limit": bench.now + random.randint(0, 60) if random.random() < 0.1 else None,
         }
         first, limit = len(bench.requests), random.randint(1, 40)
-        for index in range(random.choice((1, 1, 1, 2, 3, 6))):
+        for index in range(random.choice((1, 1, 1, 1, 1, 1, 2, 5))):
             fork_of = first if index else None
             if not bench.offer(first + index, prompt, limit, output_index=index, fork_of=fork_of, **options):
                 return
