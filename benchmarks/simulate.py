@@ -2,7 +2,8 @@
 
 Prints JSON lines. ``placement`` compares the core's rule with round robin and with the least loaded worker, under the
 same requests; ``fairness`` overloads a few workers with one tenant that asks for eight times as much as each of the
-others, with shares and without. ``--plot FILE`` draws both (matplotlib, the extra ``bench``).
+others, with shares and without; in ``all backlogged`` the others ask for more than their shares, too. ``--plot FILE``
+draws the first two (matplotlib, the extra ``bench``).
 """
 
 import argparse
@@ -106,12 +107,12 @@ def compare_placements(num_workers: int, num_requests: int, per_second: float, s
     return rows
 
 
-def compare_shares(num_requests: int, seed: int) -> list[Row]:
+def compare_shares(scenario: str, num_requests: int, per_second: float, seed: int) -> list[Row]:
     """A row with tenants' shares and one without: four workers, more than they can do."""
     rows: list[Row] = []
     weights = {"greedy": 8.0, "a": 1.0, "b": 1.0, "c": 1.0}
     for fair in (True, False):
-        arrivals = Load(seed, 16, weights).arrivals(num_requests, 400.0)
+        arrivals = Load(seed, 16, weights).arrivals(num_requests, per_second)
         fleet = Fleet(config(tenant_fairness=fair), Placement(), cards(4))
         fleet.run(arrivals, sample_seconds=0.5)
         tenant_of = {arrival.request.key: arrival.request.tenant for arrival in arrivals}
@@ -119,7 +120,7 @@ def compare_shares(num_requests: int, seed: int) -> list[Row]:
         modest = first_tokens([each for each in fleet.ended if tenant_of[each.key] != "greedy"])
         rows.append(
             {
-                "scenario": "fairness",
+                "scenario": scenario,
                 "rule": "shares" if fair else "first come, first served",
                 "jain_index": round(_jain(list(served.values())), 4),
                 "least_by_most": round(min(served.values()) / max(served.values()), 4),
@@ -178,7 +179,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--plot", type=Path, help="an SVG or PNG file")
     options = parser.parse_args(arguments)
     rows = compare_placements(options.workers, options.requests, options.per_second, options.seed)
-    rows += compare_shares(options.requests // 10, options.seed)
+    rows += compare_shares("fairness", options.requests // 10, 400.0, options.seed)
+    rows += compare_shares("all backlogged", options.requests // 5, 2000.0, options.seed)
     if options.plot is not None:
         draw(rows, options.plot)
     return 0

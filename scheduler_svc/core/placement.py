@@ -67,8 +67,9 @@ class Placement:
         able = [worker for worker in self.workers.values() if request.num_tokens < worker.capacity]
         wanted = _wanted(request, self.capacity)
         able = [worker for worker in able if worker.capacity >= wanted] or able
-        home = {member.worker_id for member in request.family if member is not request}
-        able = [worker for worker in able if worker.card.worker_id in home] or able
+        if request.family:
+            home = {member.worker_id for member in request.family if member is not request}
+            able = [worker for worker in able if worker.card.worker_id in home] or able
         hits = self._num_cached_tokens(request, able)
         costs = [(_cost(worker, request, hit), index) for index, (worker, hit) in enumerate(hits)]
         return hits[min(costs)[1]] if costs else None
@@ -93,7 +94,8 @@ class Placement:
         worker.num_placed += 1
         worker.stops.add(request.stop_token_ids)
         worker.queue.push(request)
-        self._settle(request.hashes or (), worker.card.worker_id)
+        if len(self.workers) > 1:
+            self._settle(request.hashes or (), worker.card.worker_id)
 
     def place_all(self, requests: Iterable[Request], now: float) -> None:
         """Places waiting requests in their order."""
@@ -185,7 +187,7 @@ class Placement:
 
     def _home_of(self, names: Sequence[PageHash]) -> tuple[WorkerId | None, int]:
         """Where a request with the longest common prefix was placed last, and its pages, to a power of two."""
-        for index in _marks(len(names)):
+        for index in _marks(len(names)) if self._homes else ():
             home = self._homes.get(names[index])
             if home is not None:
                 return home, index + 1

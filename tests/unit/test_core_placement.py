@@ -155,7 +155,7 @@ def test_nothing_moves_where_its_pages_are_not_free(pages: int) -> None:
 def test_names_of_homes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_HOMES > 10_000
     monkeypatch.setattr("scheduler_svc.core.placement.MAX_HOMES", 10)
-    bench = CoreBench(config(), card(pages=64), function=counting)
+    bench = CoreBench(config(), card("u", pages=64), card("v", pages=64), function=counting)
     for key in range(30):
         bench.submit(key, range(100 * key, 100 * key + 8), 1, stops=())
     assert len(bench.core._placement._homes) == 10

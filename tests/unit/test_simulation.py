@@ -25,6 +25,6 @@ def test_the_same_seed_gives_the_same_life() -> None:
 
 
 def test_shares_keep_a_greedy_tenant_in_its_place() -> None:
-    fair, unfair = compare_shares(1500, 1)
+    fair, unfair = compare_shares("fairness", 1500, 400.0, 1)
     assert fair["jain_index"] > unfair["jain_index"]
     assert fair["modest_ttft_p99_ms"] < unfair["modest_ttft_p99_ms"]
