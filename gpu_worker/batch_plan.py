@@ -3,7 +3,7 @@
 Columns are numpy arrays over the message's own bytes, read-only. The meaning is that of worker.proto.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,40 @@ def empty_column() -> Int32s:
     return np.empty(0, dtype=np.int32)
 
 
+def empty_floats() -> Floats:
+    return np.empty(0, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOptions:
+    """Sampling options that few rows have; neutral unless given."""
+
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    bias_token_ids: Int32s = field(default_factory=empty_column)
+    biases: Floats = field(default_factory=empty_floats)
+    allowed_token_ids: Int32s = field(default_factory=empty_column)
+    """Empty: all are."""
+    bad_words: Sequence[tuple[int, ...]] = ()
+    min_tokens: int = 0
+    stop_token_ids: Int32s = field(default_factory=empty_column)
+    """Not to be chosen before ``min_tokens``."""
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether any of them may change which token is chosen."""
+        return bool(
+            self.frequency_penalty
+            or self.presence_penalty
+            or self.repetition_penalty != 1.0
+            or len(self.bias_token_ids)
+            or len(self.allowed_token_ids)
+            or self.bad_words
+            or (self.min_tokens and len(self.stop_token_ids))
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRows:
     """Rows that begin: one entry a row in every column; ``token_ids`` holds all rows' ids one after the other."""
@@ -34,10 +68,12 @@ class NewRows:
     num_cached_tokens: Int32s = field(default_factory=empty_column)
     output_indices: Int32s = field(default_factory=empty_column)
     seeds: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
-    temperatures: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
-    top_ps: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    temperatures: Floats = field(default_factory=empty_floats)
+    top_ps: Floats = field(default_factory=empty_floats)
     top_ks: Int32s = field(default_factory=empty_column)
-    min_ps: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    min_ps: Floats = field(default_factory=empty_floats)
+    options: Mapping[int, RowOptions] = field(default_factory=dict)
+    """By position in the columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

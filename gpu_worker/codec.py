@@ -14,7 +14,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 from pagewire.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows, StepResult
+from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows, RowOptions, StepResult
 from gpu_worker.errors import PlanRefusedError
 from gpu_worker.model_card import ModelCard
 from gpu_worker.published_pages import Inventory
@@ -55,8 +55,6 @@ def decode_plan(frame: Frame) -> BatchPlan:
     body = frame.body
     if body.grammars or body.new_rows.grammar_ids:
         raise PlanRefusedError("grammars are not supported by this worker")
-    if len(body.new_rows.options):
-        raise PlanRefusedError("row options are not supported by this worker")
     plan = BatchPlan(
         step_id=frame.step_id,
         epoch=frame.epoch,
@@ -99,6 +97,7 @@ def _new_rows(body: Any) -> NewRows:
         top_ps=_column(body, "top_ps", "<f4"),
         top_ks=_int32s(body, "top_ks"),
         min_ps=_column(body, "min_ps", "<f4"),
+        options={each.position: _row_options(each) for each in body.options},
     )
     columns = (new.num_prompt_tokens, new.num_token_ids, new.num_cached_tokens, new.output_indices, new.seeds)
     _equal_lengths("new_rows", new.rows, *columns, new.temperatures, new.top_ps, new.top_ks, new.min_ps)
@@ -107,6 +106,34 @@ def _new_rows(body: Any) -> NewRows:
     if int(new.num_token_ids.sum(dtype=np.int64)) != len(new.token_ids):
         raise PlanRefusedError(f"new_rows: {len(new.token_ids)} token ids do not match num_token_ids")
     return new
+
+
+def _row_options(body: Any) -> RowOptions:
+    options = RowOptions(
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        bias_token_ids=_int32s(body, "bias_token_ids"),
+        biases=_column(body, "biases", "<f4"),
+        allowed_token_ids=_int32s(body, "allowed_token_ids"),
+        bad_words=_bad_words(_int32s(body, "bad_words").tolist()),
+        min_tokens=body.min_tokens,
+        stop_token_ids=_int32s(body, "stop_token_ids"),
+    )
+    _equal_lengths("options", options.bias_token_ids, options.biases)
+    return options
+
+
+def _bad_words(column: Sequence[int]) -> list[tuple[int, ...]]:
+    """Lists of ids, each preceded by its length."""
+    words, start = [], 0
+    while start < len(column):
+        end = start + 1 + column[start]
+        if column[start] < 1 or end > len(column):
+            raise PlanRefusedError("bad_words: a length that is not its word's")
+        words.append(tuple(column[start + 1 : end]))
+        start = end
+    return words
 
 
 def _check_groups(body: Any) -> None:

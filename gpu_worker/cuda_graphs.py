@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gpu_worker.sampler import Sampled
 from gpu_worker.step_shape import StepShape
 
 
@@ -19,13 +20,36 @@ from gpu_worker.step_shape import StepShape
 class StepGraph:
     """One captured step."""
 
-    packed: torch.Tensor
+    sampled: Sampled
     """What the step gives, overwritten by the next replay of any graph."""
     _graph: torch.cuda.CUDAGraph
 
-    def replay(self) -> torch.Tensor:
+    def replay(self) -> Sampled:
         self._graph.replay()
-        return self.packed
+        return self.sampled
+
+
+class _Memory:
+    """Names the memory of a tensor that was allocated while capturing, without keeping it from later graphs.
+
+    Kept alive, every graph's logits would need memory of their own.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.numel() * tensor.element_size(),),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def _without_owning(sampled: Sampled) -> Sampled:
+    logits = sampled.logits
+    if not logits.numel():
+        return sampled
+    memory = torch.as_tensor(_Memory(logits), device=logits.device)
+    return Sampled(sampled.packed, memory.view(logits.dtype).view(logits.shape))
 
 
 class StepGraphs:
@@ -42,7 +66,7 @@ class StepGraphs:
     def capture(
         self,
         shapes: Iterable[StepShape],
-        prepare: Callable[[StepShape], Callable[[], torch.Tensor]],
+        prepare: Callable[[StepShape], Callable[[], Sampled]],
         device: torch.device,
     ) -> None:
         """Capture every shape. ``prepare`` fills the inputs of a shape with padding and gives what to capture."""
@@ -58,11 +82,11 @@ class StepGraphs:
                 graph = torch.cuda.CUDAGraph()
                 graph.capture_begin(pool=pool)
                 try:
-                    packed = run()
+                    sampled = _without_owning(run())
                 finally:
                     graph.capture_end()
                 graph.replay()  # the first one uploads it
-                self._graphs[shape] = StepGraph(packed, graph)
+                self._graphs[shape] = StepGraph(sampled, graph)
         torch.cuda.current_stream(device).wait_stream(stream)
         torch.cuda.synchronize(device)
         self.num_bytes = max(0, free_before - torch.cuda.mem_get_info(device)[0])

@@ -20,11 +20,12 @@ from pagewire_kernels import KernelSet
 from gpu_worker.batch_plan import BatchPlan, Int32s, StepResult, empty_column
 from gpu_worker.cuda_graphs import StepGraphs
 from gpu_worker.errors import DeviceLostError, PlanRefusedError
+from gpu_worker.logit_rules import LogitRules
 from gpu_worker.model_inputs import DeviceRows, StepInputs, exact_shape
 from gpu_worker.models.llama import LlamaModel
 from gpu_worker.page_pool import copy_pages
 from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
-from gpu_worker.sampler import STATUS_FINE, sample_rows
+from gpu_worker.sampler import STATUS_FINE, Sampled, resample_rows, sample_rows
 from gpu_worker.step_shape import GraphShapes, StepShape
 
 
@@ -83,6 +84,7 @@ class ModelRunner:
         self._kv_pages = kv_pages
         self._rows = RequestRows(limits)
         self._device_rows = DeviceRows(self._rows, device)
+        self._rules = LogitRules(self._rows, device)
         self._shapes: GraphShapes | None = None
         self.graphs = StepGraphs()
         self._stale = False
@@ -96,7 +98,7 @@ class ModelRunner:
     def capture_graphs(self) -> StepGraphs:
         """Capture a graph of every shape, on a GPU before the first plan; later steps use them."""
 
-        def prepare(shape: StepShape) -> Callable[[], torch.Tensor]:
+        def prepare(shape: StepShape) -> Callable[[], Sampled]:
             inputs = self._device_rows.upload(_NO_WORK, shape)
             return lambda: self._run(inputs)
 
@@ -106,6 +108,7 @@ class ModelRunner:
     def reset(self) -> None:
         """Drop all rows; pages keep their content."""
         self._rows.reset()
+        self._rules.reset()
         self._stale = True
 
     @torch.inference_mode()
@@ -137,10 +140,13 @@ class ModelRunner:
         inputs = self._device_rows.upload(work, shape)
         if len(work.copy_sources):
             copy_pages(self._kv_pages, self._page_ids(work.copy_sources), self._page_ids(work.copy_destinations))
+        self._rules.follow(plan)
         packed = torch.empty(2, 0, dtype=torch.int32)
         if plan.num_scheduled_rows:
             graph = self.graphs.find(shape)
-            packed = self._run(inputs) if graph is None else graph.replay()
+            sampled = self._run(inputs) if graph is None else graph.replay()
+            self._apply_rules(sampled, inputs, work)
+            packed = sampled.packed
         on_host = self._to_host(packed)
         done = self._record_event()
         return StepOutput(
@@ -156,15 +162,22 @@ class ModelRunner:
         fitting = self._shapes.fitting(work) if self._shapes is not None else None
         return exact_shape(self._rows, work) if fitting is None else fitting
 
-    def _run(self, inputs: StepInputs) -> torch.Tensor:
-        """The step on the device: int32 [2, R], [2, 0] if no row samples. Reads nothing back, so it can be captured."""
+    def _run(self, inputs: StepInputs) -> Sampled:
+        """The step on the device, as if no row had options. Reads nothing back, so it can be captured."""
         token_ids, attention = self._device_rows.gather(inputs)
         logits = self.model.forward(token_ids, attention, self._kv_pages, inputs.sampling_tokens)
         if not len(logits):
-            return torch.empty(2, 0, dtype=torch.int32)
+            return Sampled(torch.empty(2, 0, dtype=torch.int32), logits)
         return sample_rows(
             self._kernels, logits, inputs.sampling, inputs.sampled_rows, self._device_rows.last_token_ids
         )
+
+    def _apply_rules(self, sampled: Sampled, inputs: StepInputs, work: StepWork) -> None:
+        """Sample rows with options again, as these say."""
+        places = self._rules.places(work.sampled_rows)
+        if len(places):
+            rows, last_ids = work.sampled_rows[places], self._device_rows.last_token_ids
+            resample_rows(self._kernels, self._rules, sampled, inputs.sampling, places, rows, last_ids)
 
     def _page_ids(self, page_ids: Int32s) -> torch.Tensor:
         column = torch.from_numpy(page_ids.astype(np.int64))

@@ -16,8 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows
+from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows, RowOptions, int32s
 from gpu_worker.errors import PlanRefusedError
+
+MAX_WORD_TOKENS = 64
+"""Of a bad word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,8 @@ class RequestRows:
         self.min_p = np.zeros(size, dtype=np.float32)
         self.seeds = np.zeros(size, dtype=np.int64)
         self.output_index = np.zeros(size, dtype=np.int32)
+        self.options: dict[int, RowOptions] = {}
+        """Of the rows that have any."""
 
     def reset(self) -> None:
         """Drop all rows."""
@@ -109,6 +114,7 @@ class RequestRows:
         self.num_pages[rows] = 0
         for row in rows.tolist():
             self.known_ids[row] = np.empty(0, dtype=np.int32)
+            self.options.pop(row, None)
 
     def _begin(self, new: NewRows) -> None:
         _check_new_rows(new, self.limits)
@@ -128,6 +134,8 @@ class RequestRows:
         ends = np.cumsum(new.num_token_ids)
         for row, end, count in zip(rows.tolist(), ends.tolist(), new.num_token_ids.tolist(), strict=True):
             self.known_ids[row] = new.token_ids[end - count : end]
+        for position, options in new.options.items():
+            self.options[int(rows[position])] = options
 
     def _append(self, plan: BatchPlan) -> Int32s:
         """Extend page tables; returns the table column of each appended page."""
@@ -256,6 +264,22 @@ def _check_new_rows(new: NewRows, limits: RowLimits) -> None:
         raise PlanRefusedError("new_rows: a temperature that is negative or not finite")
     if not ((new.top_ps > 0) & (new.top_ps <= 1) & (new.min_ps >= 0) & (new.min_ps <= 1)).all():
         raise PlanRefusedError("new_rows: top_p or min_p out of range")
+    for position, options in new.options.items():
+        if position >= len(new.rows):
+            raise PlanRefusedError("options: a position that is no row's")
+        _check_options(options, limits.vocab_size)
+
+
+def _check_options(options: RowOptions, vocab_size: int) -> None:
+    numbers = (options.frequency_penalty, options.presence_penalty, options.repetition_penalty)
+    if not (np.isfinite(numbers).all() and np.isfinite(options.biases).all() and options.repetition_penalty > 0):
+        raise PlanRefusedError("options: a penalty or bias that is out of range or not finite")
+    if any(len(word) > MAX_WORD_TOKENS for word in options.bad_words):
+        raise PlanRefusedError(f"bad_words: a word of more than {MAX_WORD_TOKENS} tokens")
+    words = int32s([token_id for word in options.bad_words for token_id in word])
+    for ids in (options.bias_token_ids, options.allowed_token_ids, options.stop_token_ids, words):
+        if len(ids):
+            _check_range("options", ids, vocab_size)
 
 
 def _check_range(name: str, ids: Int32s, size: int) -> None:

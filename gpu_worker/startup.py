@@ -82,8 +82,6 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
         dtype=dtype_name,
         kv_cache_dtype=dtype_name,
     )
-    if (penalty := card.generation_defaults.get("repetition_penalty", 1.0)) != 1.0:
-        warn(f"the checkpoint's default repetition_penalty {penalty:g} is not supported yet and has no effect")
     model.finish(card.vocab_size)
     limits = _size_pool(config, model, kernels, card, device, dtype, free_before)
     kv_pages = allocate_pages(limits.num_pages, PageShape.of(model.config, limits.page_size, dtype), device)

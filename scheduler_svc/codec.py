@@ -245,7 +245,14 @@ def _new_rows(rows: Sequence[NewRow]) -> Any:
         top_ps=columns.floats([each.top_p for each in sampling]),
         top_ks=columns.ints([each.top_k for each in sampling]),
         min_ps=columns.floats([each.min_p for each in sampling]),
+        options=[_row_options(place, each.options) for place, each in enumerate(sampling) if each.options],
     )
+
+
+def _row_options(position: int, content: bytes) -> Any:
+    options = worker_pb2.RowOptions.FromString(content)
+    options.position = position
+    return options
 
 
 # From fronts.
@@ -297,7 +304,7 @@ def _submission(submit: Any) -> Submission | InvalidSubmission:
         return invalid("stop.max_tokens", "must be at least 1")
     if not (0 <= submit.temperature <= 100 and 0 < submit.top_p <= 1 and 0 <= submit.min_p <= 1):
         return invalid("sampling", "temperature, top_p or min_p is out of its range")
-    if submit.options.ByteSize() or submit.grammar.ByteSize():
+    if submit.grammar.ByteSize():
         return invalid("sampling", "this server does not know the option", Code.UNIMPLEMENTED)
     return Submission(
         key=submit.key,
@@ -319,6 +326,7 @@ def _submission(submit: Any) -> Submission | InvalidSubmission:
             top_k=min(submit.top_k, 2**31 - 1),
             min_p=submit.min_p,
             seed=submit.seed,
+            options=submit.options.SerializeToString(),
         ),
         progress_events=submit.progress_events,
         resume_grace_seconds=submit.resume_grace_ms / 1e3,

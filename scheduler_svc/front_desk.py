@@ -6,6 +6,7 @@ that request and no other; a broken rule of the core is not a fault of a request
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -25,7 +26,6 @@ from scheduler_svc.core.types import (
     Preempted,
     PrefillProgress,
     RequestKey,
-    SamplingParams,
 )
 from scheduler_svc.drain_rate import DrainRate
 from scheduler_svc.front_link import FrontLink
@@ -305,16 +305,6 @@ class FrontDesk:
 
 
 def _new_request(output: Output, submission: Submission, now: float) -> NewRequest:
-    sampling = submission.sampling
-    if output.index:
-        sampling = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            output_index=output.index,
-        )
     return NewRequest(
         key=output.key,
         tenant=submission.tenant,
@@ -327,7 +317,7 @@ def _new_request(output: Output, submission: Submission, now: float) -> NewReque
         priority=submission.priority,
         deadline=_absolute(submission.deadline_seconds, now),
         time_limit=_absolute(submission.time_limit_seconds, now),
-        sampling=sampling,
+        sampling=replace(submission.sampling, output_index=output.index),
         fork_of=output.request.outputs[0].key if output.index else None,
     )
 

@@ -4,6 +4,8 @@ Slow on purpose. Both other kernel sets are tested against this one; it shares w
 generator (``philox.py``) and the meaning of truncation (``truncation.py``).
 """
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from pagewire_kernels.interface import AttentionBatch, QkNorm, SamplingBatch
@@ -121,6 +123,45 @@ def _sample_row(logits: torch.Tensor, batch: SamplingBatch, row: int) -> int:
 def _first_argmax(values: torch.Tensor) -> torch.Tensor:
     """Lowest index of the maximum, which torch.argmax does not promise on every device."""
     return (values == values.max()).nonzero()[0, 0]
+
+
+def adjusted_logits(
+    logits: torch.Tensor,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    *,
+    repetition_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    bias: Mapping[int, float] | None = None,
+    allowed_token_ids: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+    min_tokens: int = 0,
+    stop_token_ids: Sequence[int] = (),
+) -> torch.Tensor:
+    """The logits [V] of one row that temperature and truncation then see, in float32.
+
+    The order: a repetition penalty for each distinct token of prompt and output, a frequency penalty for each
+    occurrence in the output, a presence penalty for each distinct token of it; biases; then -inf for tokens that are
+    not allowed, that would complete a bad word begun in the output, and for stop tokens before ``min_tokens``.
+    """
+    adjusted = logits.float().clone()
+    for token_id in {*prompt, *output}:
+        if adjusted[token_id] > 0:
+            adjusted[token_id] /= repetition_penalty
+        else:
+            adjusted[token_id] *= repetition_penalty
+    for token_id in set(output):
+        adjusted[token_id] -= frequency_penalty * output.count(token_id)
+        adjusted[token_id] -= presence_penalty
+    for token_id, added in (bias or {}).items():
+        adjusted[token_id] += added
+    forbidden = {*range(len(logits))} - {*allowed_token_ids} if allowed_token_ids else set()
+    forbidden |= {word[-1] for word in bad_words if [*output[len(output) - len(word) + 1 :]] == [*word[:-1]]}
+    if len(output) < min_tokens:
+        forbidden |= {*stop_token_ids}
+    adjusted[sorted(forbidden)] = float("-inf")
+    return adjusted
 
 
 def truncation_threshold(

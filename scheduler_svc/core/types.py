@@ -85,6 +85,8 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     output_index: int = 0
+    options: bytes = b""
+    """What few requests ask for beside these, as the worker reads it; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ searched in the decoded text; a match is mapped back to the token that completed
 by token.
 
 Invariants: text and ids taken never exceed the ending; the joined text depends on the ids alone, not on how they came;
-a stop or end-of-sequence token has no text; an incomplete character at the end is not searched for stop strings.
+a stop or end-of-sequence token has no text; the first `min_tokens` tokens complete no stop string; an incomplete
+character at the end is not searched for stop strings.
 """
 
 from array import array
@@ -26,6 +27,7 @@ class Output:
         "_detokenizer",
         "_include_stop",
         "_matcher",
+        "_min_tokens",
         "_num_decoded",
         "_num_skipped",
         "_ready_ids",
@@ -52,6 +54,7 @@ class Output:
         *,
         stop_token_ids: frozenset[int],
         include_stop: bool,
+        min_tokens: int = 0,
     ) -> None:
         """`detokenizer` is None if nobody wants text; `matcher` if there are no stop strings."""
         self.index = index
@@ -75,6 +78,7 @@ class Output:
         self._matcher = matcher
         self._stop_token_ids = stop_token_ids
         self._include_stop = include_stop
+        self._min_tokens = min_tokens
         self._slot = array("i")
         self._ready_text: list[str] = []
         self._ready_ids = array("i")
@@ -145,7 +149,10 @@ class Output:
 
     def _decode_piece(self) -> None:
         num_skipped = max(0, self._num_skipped - self._num_decoded)
-        token_ids = self._slot[: min(num_skipped, MAX_PIECE_TOKENS) or MAX_PIECE_TOKENS]
+        num_unmatched = max(0, self._min_tokens - self._num_decoded) if self._matcher is not None else 0
+        token_ids = self._slot[
+            : min(num_skipped or MAX_PIECE_TOKENS, num_unmatched or MAX_PIECE_TOKENS, MAX_PIECE_TOKENS)
+        ]
         if not token_ids:
             return
         del self._slot[: len(token_ids)]
@@ -168,7 +175,11 @@ class Output:
         if self._matcher is None:
             return self._detokenizer.feed(with_text)
         detokenizer, matcher = self._detokenizer.copy(), self._matcher.copy()
-        text, match = self._matcher.feed(self._detokenizer.feed(with_text), include_stop=self._include_stop)
+        text, match = self._matcher.feed(
+            self._detokenizer.feed(with_text),
+            include_stop=self._include_stop,
+            may_match=self._num_decoded >= self._min_tokens,
+        )
         if match is not None:
             self.stop_string = match.stop
             self.num_to_stop = self._num_decoded + _completing_token(detokenizer, matcher, with_text)

@@ -20,6 +20,7 @@ from scheduler_svc.core.page_hash import hash_pages, root_hash
 from scheduler_svc.front.errors import InvalidRequestError, NotFoundError, Reason
 from scheduler_svc.front.prepared_request import PreparedRequest
 from scheduler_svc.front.prompt import PromptReader, check_fits
+from scheduler_svc.front.row_options import row_options
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.service_state import ServiceState, Serving
 from scheduler_svc.front.stop_strings import StopStrings
@@ -104,6 +105,7 @@ def _described(request: Any, submit: Any, prompt: "array[int]", kind: str, model
         prompt_field=kind,
         stops=StopStrings(list(stop.stop)) if stop.stop else None,
         include_stop=stop.include_stop,
+        min_tokens=stop.min_tokens,
         stop_token_ids=frozenset(read_ints(submit.stop_token_ids, "stop_token_ids")),
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
         wants_text=output.text if output.HasField("text") else True,
@@ -129,6 +131,9 @@ def _submit(request: Any, prompt: "array[int]", stop_token_ids: frozenset[int], 
         progress_events=request.output.progress_events,
         **sampling,
     )
+    options = row_options(request, serving.model, stop_token_ids)
+    if options.ByteSize():
+        submit.options.CopyFrom(options)
     if scheduling.HasField("time_limit_ms"):
         submit.time_limit_ms = scheduling.time_limit_ms
     if not scheduling.bypass_prefix_cache:

@@ -21,6 +21,7 @@ class PreparedRequest:
     """The field the prompt came in, for errors."""
     stops: StopStrings | None
     include_stop: bool
+    min_tokens: int
     stop_token_ids: frozenset[int]
     skip_special_tokens: bool
     wants_text: bool
@@ -41,6 +42,7 @@ class PreparedRequest:
                 None if self.stops is None else StopMatcher(self.stops),
                 stop_token_ids=self.stop_token_ids,
                 include_stop=self.include_stop,
+                min_tokens=self.min_tokens,
             )
             for index in range(self.submit.n)
         ]

@@ -98,8 +98,11 @@ class StopMatcher:
         twin._state, twin._held, twin._num_chars = self._state, self._held, self._num_chars
         return twin
 
-    def feed(self, text: str, *, include_stop: bool) -> tuple[str, Match | None]:
-        """Takes more text; returns what may be sent now, and the match that ends the output."""
+    def feed(self, text: str, *, include_stop: bool, may_match: bool = True) -> tuple[str, Match | None]:
+        """Takes more text; returns what may be sent now, and the match that ends the output.
+
+        Without `may_match` a stop string that this text completes is text like any other.
+        """
         stops, state, position, end = self._stops, self._state, 0, len(text)
         while position < end:
             if state == 0:
@@ -109,7 +112,7 @@ class StopMatcher:
             state = stops.step(state, text[position])
             position += 1
             stop = stops.found[state]
-            if stop is not None:
+            if stop is not None and may_match:
                 return self._matched(text[:position], stop, include_stop)
         self._state = state
         self._num_chars += end

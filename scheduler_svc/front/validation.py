@@ -16,6 +16,10 @@ MAX_OUTPUTS = 16
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_BYTES = 60
+"""With a blank before it, and a token for each byte, it has no more tokens than a worker takes."""
 MAX_DELAY_MS = 10_000
 MAX_SALT_BYTES = 256
 MAX_GRACE_MS = 3_600_000
@@ -53,7 +57,7 @@ def check_request(request: Any, model: ServedModel) -> list[Violation]:
     kind = request.WhichOneof("prompt")
     check_prompt(request, kind, model, bad)
     _check_options(request.prompt_options, kind, request, bad)
-    _check_sampling(request.sampling, bad)
+    _check_sampling(request.sampling, model, bad)
     _check_stop(request.stop, model, bad)
     _check_output(request.output, bad)
     _check_scheduling(request.scheduling, request.output, bad)
@@ -161,7 +165,7 @@ def _check_options(options: Any, kind: str | None, request: Any, bad: Violations
             bad.add(field, "excludes chat.add_generation_prompt")
 
 
-def _check_sampling(sampling: Any, bad: Violations) -> None:
+def _check_sampling(sampling: Any, model: ServedModel, bad: Violations) -> None:
     if sampling.HasField("temperature"):
         bad.unless(0.0 <= sampling.temperature <= 100.0, "sampling.temperature", "must lie in [0, 100]")
     if sampling.HasField("top_p"):
@@ -170,32 +174,46 @@ def _check_sampling(sampling: Any, bad: Violations) -> None:
         bad.unless(sampling.top_k < 2**31, "sampling.top_k", "must be below 2147483648")
     if sampling.HasField("min_p"):
         bad.unless(0.0 <= sampling.min_p <= 1.0, "sampling.min_p", "must lie in [0, 1]")
-    for name, low, high, neutral in (
-        ("frequency_penalty", -2.0, 2.0, 0.0),
-        ("presence_penalty", -2.0, 2.0, 0.0),
-        ("repetition_penalty", 0.0, 10.0, 1.0),
+    for name, low, high in (
+        ("frequency_penalty", -2.0, 2.0),
+        ("presence_penalty", -2.0, 2.0),
     ):
-        _check_penalty(sampling, name, low, high, neutral, bad)
-    bad.unless(not any(bias != 0.0 for bias in sampling.logit_bias.values()), "sampling.logit_bias", UNSUPPORTED)
-    bad.unless(not sampling.allowed_token_ids, "sampling.allowed_token_ids", UNSUPPORTED)
-    bad.unless(not sampling.bad_words, "sampling.bad_words", UNSUPPORTED)
+        if sampling.HasField(name):
+            inside = low <= getattr(sampling, name) <= high
+            bad.unless(inside, f"sampling.{name}", f"must lie in [{low:g}, {high:g}]")
+    if sampling.HasField("repetition_penalty"):
+        bad.unless(0.0 < sampling.repetition_penalty <= 10.0, "sampling.repetition_penalty", "must lie in (0, 10]")
+    _check_choices(sampling, model, bad)
 
 
-def _check_penalty(sampling: Any, name: str, low: float, high: float, neutral: float, bad: Violations) -> None:
-    if not sampling.HasField(name):
-        return
-    value, field = getattr(sampling, name), f"sampling.{name}"
-    inside = low <= value <= high and not (name == "repetition_penalty" and value == 0.0)
-    if not inside:
-        bad.add(field, f"must lie in {'(' if name == 'repetition_penalty' else '['}{low:g}, {high:g}]")
-    elif value != neutral:
-        bad.add(field, UNSUPPORTED)
+def _check_choices(sampling: Any, model: ServedModel, bad: Violations) -> None:
+    """What names single tokens or words."""
+    biases = sampling.logit_bias
+    if len(biases) > MAX_BIASES:
+        bad.add("sampling.logit_bias", f"at most {MAX_BIASES} ids")
+    else:
+        for token_id, bias in biases.items():
+            field = f"sampling.logit_bias[{token_id}]"
+            bad.unless(token_id < model.vocab_size, field, f"is no token id; they are below {model.vocab_size}")
+            bad.unless(-100.0 <= bias <= 100.0, field, "must lie in [-100, 100]")
+    if len(sampling.allowed_token_ids) > model.vocab_size:
+        bad.add("sampling.allowed_token_ids", f"at most {model.vocab_size} ids")
+    else:
+        check_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, model.vocab_size, bad)
+    if len(sampling.bad_words) > MAX_BAD_WORDS:
+        bad.add("sampling.bad_words", f"at most {MAX_BAD_WORDS} words")
+    else:
+        for place, word in enumerate(sampling.bad_words):
+            if len(word.encode()) > MAX_BAD_WORD_BYTES or not word.strip():
+                description = f"must have 1 to {MAX_BAD_WORD_BYTES} bytes, not only blanks"
+                bad.add(f"sampling.bad_words[{place}]", description)
 
 
 def _check_stop(stop: Any, model: ServedModel, bad: Violations) -> None:
     if stop.HasField("max_tokens"):
         bad.unless(stop.max_tokens >= 1, "stop.max_tokens", "must be at least 1")
-    bad.unless(stop.min_tokens == 0, "stop.min_tokens", UNSUPPORTED)
+    most = stop.max_tokens if stop.HasField("max_tokens") else model.max_model_len
+    bad.unless(stop.min_tokens <= most, "stop.min_tokens", f"must be at most {most}, as the output may be no longer")
     if len(stop.stop) > MAX_STOPS:
         bad.add("stop.stop", f"at most {MAX_STOPS} stop strings")
     else:

@@ -191,6 +191,62 @@ def test_stp_01_a_stop_text_inside_a_token_ends_the_generation(stack: ScriptedSt
     assert num_steps <= 3
 
 
+NEWLINE, SECOND_EOS = 10, 259
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "text", "num_tokens", "reason"),
+    [
+        ([NEWLINE, A, A, NEWLINE, A], {"stop": ["\n"], "min_tokens": 3}, "\nAA", 4, STOP),
+        ([SECOND_EOS, A, A, SECOND_EOS], {"stop_token_ids": [SECOND_EOS], "min_tokens": 2}, "AAA", 4, STOP),
+        ([EOS, EOS, EOS], {"min_tokens": 2}, "AA", 3, STOP),
+        ([B, B, B], {"stop_token_ids": [B], "min_tokens": 2}, "AA", 3, STOP),
+        ([EOS, A, A, A, A], {"min_tokens": 4, "max_tokens": 4}, "AAAA", 4, LENGTH),
+        ([EOS, A, A], {"ignore_eos": True, "max_tokens": 3, "min_tokens": 2}, "AA", 3, LENGTH),
+        ([A, B, C, A, B, C], {"stop": ["BC"], "min_tokens": 2}, "A", 3, STOP),
+        ([A, B, C, A, B, C], {"stop": ["BC"], "min_tokens": 3}, "ABCA", 6, STOP),
+    ],
+)
+def test_stp_05_min_tokens_come_before_every_stop(
+    stack: ScriptedStack, ids: list[int], options: dict[str, Any], text: str, num_tokens: int, reason: FinishReason
+) -> None:
+    """The worker takes A where a stop token would come too early."""
+    prompt = [16, len(ids), *ids]
+    stack.outputs[tuple(prompt)] = ids
+    with stack.worker():
+        _, answer = both(stack, prompt, **options)
+    assert (answer.text, answer.usage.output_tokens) == (text, num_tokens)
+    assert answer.outputs[0].finish_reason is reason
+
+
+def test_par_01_outputs_of_one_seed_differ_and_come_again(stack: ScriptedStack) -> None:
+    with stack.worker(script=plain_script):
+        first, again = (stack.client.generate([17, 1], n=4, seed=11, max_tokens=9, token_ids=True) for _ in range(2))
+        alone = stack.client.generate([17, 1], seed=11, max_tokens=9, token_ids=True)
+        unseeded = [stack.client.generate([17, 1], max_tokens=9, token_ids=True) for _ in range(4)]
+    assert [output.index for output in first.outputs] == [0, 1, 2, 3]
+    assert [output.token_ids for output in first.outputs] == [output.token_ids for output in again.outputs]
+    assert len({output.token_ids for output in first.outputs}) == 4
+    assert first.outputs[0].token_ids == alone.outputs[0].token_ids
+    assert len({answer.outputs[0].token_ids for answer in unseeded}) > 1
+
+
+def test_par_02_siblings_go_on_after_the_first_has_finished(stack: ScriptedStack) -> None:
+    lengths = (1, 5, 10)
+
+    def script(prompt: tuple[int, ...], position: int, index: int, seed: int) -> int:
+        return EOS if position + 1 >= lengths[index] else A + index
+
+    with stack.worker(script=script, step_seconds=0.01):
+        _, answer = both(stack, [18, 1], n=3)
+        assert [len(output.token_ids) for output in answer.outputs] == list(lengths)
+        assert [output.finish_reason for output in answer.outputs] == [STOP] * 3
+        with stack.client.stream([18, 1], n=3) as stream:
+            next(event for event in stream if isinstance(event, Finished) and event.index == 0)
+            stream.cancel()
+        stack.wait_idle()
+
+
 def test_prm_01_empty_and_blank_prompts_disturb_nobody(stack: ScriptedStack) -> None:
     neighbours = [[15, number] for number in range(4)]
     with stack.worker(step_seconds=0.01), ThreadPoolExecutor(4) as pool:

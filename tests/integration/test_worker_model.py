@@ -1,6 +1,5 @@
 """Tiny random Llamas through rows, pages and kernels equal transformers token for token in float32."""
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -333,13 +332,3 @@ def test_a_failed_step_leaves_the_others_intact(
     drive(runner, maker)
     assert survivor.output == expected[17]
     assert newcomer.output == expected[33]
-
-
-def test_a_default_that_has_no_effect_is_told(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    path = tmp_path / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "repetition_penalty": 1.1}))
-    told: list[str] = []
-    settings: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 64, "cpu_threads": 1}
-    startup.build(WorkerConfig(model=tmp_path, scheduler="ipc:///unused", **settings), told.append)
-    assert any("repetition_penalty 1.1" in sentence for sentence in told)

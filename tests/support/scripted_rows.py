@@ -13,6 +13,7 @@ from typing import Any
 Script = Callable[[tuple[int, ...], int, int, int], int]
 """(prompt, output position, output index, seed) -> token id."""
 
+FALLBACK = 65
 UNKNOWN = -1
 """What stands for a token that a failed step did not sample, and for a slot it did not write."""
 
@@ -43,6 +44,7 @@ class Row:
     computed: int
     output_index: int
     seed: int
+    options: Any
     pages: list[int] = field(default_factory=list)
     decoding: bool = False
     failed: bool = False
@@ -152,23 +154,27 @@ class ScriptedRows:
         require(sum(columns["num_token_ids"]) == len(columns["token_ids"]), "new_rows: token_ids")
         require(all(0 <= token_id < self.limits.vocab_size for token_id in columns["token_ids"]), "token id")
         start = 0
+        options = {each.position: each for each in new.options}
         for position, row in enumerate(rows):
             require(0 <= row < self.limits.max_num_seqs and row not in self.rows, f"new row {row}")
             end = start + columns["num_token_ids"][position]
-            self._begin_row(row, columns["token_ids"][start:end], position, columns)
+            self._begin_row(row, columns["token_ids"][start:end], position, columns, options.get(position))
             start = end
         return list(rows)
 
-    def _begin_row(self, row: int, tokens: "array[int]", position: int, columns: "dict[str, array[Any]]") -> None:
+    def _begin_row(
+        self, row: int, tokens: "array[int]", position: int, columns: "dict[str, array[Any]]", options: Any
+    ) -> None:
         num_prompt, cached = columns["num_prompt_tokens"][position], columns["num_cached_tokens"][position]
         require(1 <= num_prompt <= len(tokens) <= self.limits.max_model_len, f"new row {row}: lengths")
         require(0 <= cached < len(tokens), f"new row {row}: cached tokens")
         prompt = tuple(tokens[:num_prompt])
         index, seed = columns["output_indices"][position], columns["seeds"][position]
-        expected = [self.script(prompt, output, index, seed) for output in range(len(tokens) - num_prompt)]
+        held = Row(prompt=prompt, tokens=tokens, computed=cached, output_index=index, seed=seed, options=options)
+        expected = [self._next_token(held, output) for output in range(len(tokens) - num_prompt)]
         if list(tokens[num_prompt:]) != expected:
             self.violations.append(f"row {row} came back with other output tokens than were sampled")
-        self.rows[row] = Row(prompt=prompt, tokens=tokens, computed=cached, output_index=index, seed=seed)
+        self.rows[row] = held
 
     def _check_cached(self, row: int) -> None:
         held = self.rows[row]
@@ -209,10 +215,18 @@ class ScriptedRows:
     def _sample(self, row: int, fails: bool) -> Sampled:
         held = self.rows[row]
         position = len(held.tokens) - len(held.prompt)
-        token_id = self.script(held.prompt, position, held.output_index, held.seed)
+        token_id = self._next_token(held, position)
         held.tokens.append(UNKNOWN if fails else token_id)
         held.decoding = True
         return Sampled(row=row, prompt=held.prompt, position=position, token_id=token_id)
+
+    def _next_token(self, held: Row, position: int) -> int:
+        """The script's; in place of a stop token that comes too early, FALLBACK."""
+        token_id = self.script(held.prompt, position, held.output_index, held.seed)
+        options = held.options
+        if options is not None and position < options.min_tokens and token_id in column(options.stop_token_ids, "ids"):
+            return FALLBACK
+        return token_id
 
 
 _INT_COLUMNS = (

@@ -50,9 +50,16 @@ def make_plan(**changes: object) -> BatchPlan:
 
 def test_a_plan_travels_whole() -> None:
     sampling = SamplingParams(temperature=0.5, top_p=0.75, top_k=3, min_p=0.25, seed=2**64 - 1, output_index=2)
+    options = worker_pb2.RowOptions(min_tokens=3).SerializeToString()
     rows = [
         NewRow(row=Row(4), num_prompt_tokens=2, token_ids=ints(1, 2, 3), num_cached_tokens=1, sampling=sampling),
-        NewRow(row=Row(0), num_prompt_tokens=1, token_ids=ints(9), num_cached_tokens=0, sampling=SamplingParams()),
+        NewRow(
+            row=Row(0),
+            num_prompt_tokens=1,
+            token_ids=ints(9),
+            num_cached_tokens=0,
+            sampling=SamplingParams(options=options),
+        ),
     ]
     published = [Published(page=PageId(3), hash=PageHash(b"h" * 16), parent=PageHash(bytes(16)))]
     plan = make_plan(

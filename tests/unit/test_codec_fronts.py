@@ -70,10 +70,17 @@ def test_a_submission_that_cannot_run_names_its_field(fields: dict[str, object],
     assert (read.key, read.code, read.field) == (5, Code.INVALID_ARGUMENT, field)
 
 
-def test_options_that_nobody_carries_are_not_ignored() -> None:
-    read = read_submit(options={"min_tokens": 3})
-    assert isinstance(read, InvalidSubmission)
-    assert read.code == Code.UNIMPLEMENTED
+def test_options_are_handed_on_and_a_grammar_is_refused() -> None:
+    options = worker_pb2.RowOptions(min_tokens=3)
+    read = read_submit(options=options)
+    assert isinstance(read, Submission)
+    assert read.sampling.options == options.SerializeToString()
+    plain = read_submit()
+    assert isinstance(plain, Submission)
+    assert plain.sampling.options == b""
+    refused = read_submit(grammar={"kind": "regex"})
+    assert isinstance(refused, InvalidSubmission)
+    assert refused.code == Code.UNIMPLEMENTED
 
 
 def test_a_frame_needs_a_front() -> None:

@@ -27,6 +27,19 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(borders)]
 
 
+@given(TEXTS, TEXTS, STOPS)
+def test_text_that_may_not_match_is_remembered(early: str, text: str, stops: list[str]) -> None:
+    """A stop string that begins in it and is complete behind it counts; one that is complete in it does not."""
+    matcher = StopMatcher(StopStrings(stops))
+    sent, match = matcher.feed(early, include_stop=False, may_match=False)
+    assert match is None
+    released, match = matcher.feed(text, include_stop=True)
+    whole = early + text
+    ends = [end for end in range(len(early) + 1, len(whole) + 1) if any(whole[:end].endswith(stop) for stop in stops)]
+    assert sent + released + matcher.flush() == whole[: ends[0] if ends else None]
+    assert (match is not None) == bool(ends)
+
+
 @given(TEXTS, STOPS, st.lists(st.integers(0, 100), max_size=8), st.booleans())
 def test_equals_the_naive_search(text: str, stops: list[str], places: list[int], include: bool) -> None:
     matcher = StopMatcher(StopStrings(stops))

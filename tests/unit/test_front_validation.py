@@ -8,6 +8,7 @@ import pytest
 from google.rpc import error_details_pb2
 from pagewire.v1 import generation_pb2 as pb
 from support.fake_scheduler import toy_card
+from support.toy_tokenizer import VOCAB_SIZE
 
 from scheduler_svc.front.errors import (
     MAX_DETAILS_BYTES,
@@ -56,38 +57,55 @@ def test_min_p_of_one_is_fine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "neutral", "used", "outside"),
+    ("field", "inside", "outside"),
     [
-        ("frequency_penalty", 0.0, 0.5, 2.1),
-        ("presence_penalty", 0.0, -2.0, math.nan),
-        ("repetition_penalty", 1.0, 1.1, 0.0),
+        ("frequency_penalty", (-2.0, 0.0, 2.0), (-2.1, 2.1, math.nan, math.inf)),
+        ("presence_penalty", (-2.0, 0.0, 2.0), (-2.1, 2.1, math.nan, -math.inf)),
+        ("repetition_penalty", (1e-3, 1.0, 10.0), (0.0, -1.0, 1e9, math.nan, math.inf)),
     ],
 )
-def test_penalties_are_refused_unless_neutral(field: str, neutral: float, used: float, outside: float) -> None:
-    assert sampling(**{field: neutral}) == {}
-    assert sampling(**{field: used}) == {f"sampling.{field}": UNSUPPORTED}
-    assert "must lie in" in sampling(**{field: outside})[f"sampling.{field}"]
+def test_smp_05_penalties_have_limits(field: str, inside: tuple[float, ...], outside: tuple[float, ...]) -> None:
+    assert all(sampling(**{field: value}) == {} for value in inside)
+    for value in outside:
+        assert "must lie in" in sampling(**{field: value})[f"sampling.{field}"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "at_fault"),
+    [
+        ({"logit_bias": {VOCAB_SIZE: 1.0}}, f"sampling.logit_bias[{VOCAB_SIZE}]"),
+        ({"logit_bias": {5: math.nan}}, "sampling.logit_bias[5]"),
+        ({"logit_bias": {5: 101.0}}, "sampling.logit_bias[5]"),
+        ({"logit_bias": dict.fromkeys(range(1025), 0.0)}, "sampling.logit_bias"),
+        ({"allowed_token_ids": [4, VOCAB_SIZE]}, "sampling.allowed_token_ids[1]"),
+        ({"allowed_token_ids": [1] * (VOCAB_SIZE + 1)}, "sampling.allowed_token_ids"),
+        ({"bad_words": ["a", ""]}, "sampling.bad_words[1]"),
+        ({"bad_words": [" "]}, "sampling.bad_words[0]"),
+        ({"bad_words": ["x" * 61]}, "sampling.bad_words[0]"),
+        ({"bad_words": ["x"] * 65}, "sampling.bad_words"),
+    ],
+)
+def test_what_names_tokens_has_limits(fields: dict[str, Any], at_fault: str) -> None:
+    assert list(sampling(**fields)) == [at_fault]
+
+
+def test_min_tokens_is_at_most_max_tokens() -> None:
+    for fields, good in (
+        ({"min_tokens": 4, "max_tokens": 4}, True),
+        ({"min_tokens": 5, "max_tokens": 4}, False),
+        ({"min_tokens": 2**32 - 1}, False),
+    ):
+        assert (violations(stop=pb.StopOptions(**fields)) == {}) is good
 
 
 def test_what_is_not_built_is_refused_on_its_field() -> None:
     found = violations(
-        sampling=pb.SamplingOptions(logit_bias={5: 1.0}, allowed_token_ids=[1], bad_words=["x"]),
-        stop=pb.StopOptions(min_tokens=1),
         output=pb.OutputOptions(logprobs=0, prompt_logprobs=1),
         structured=pb.StructuredOutput(regex="a"),
         adapter="lora",
     )
     assert set(found.values()) == {UNSUPPORTED}
-    assert sorted(found) == [
-        "adapter",
-        "output.logprobs",
-        "output.prompt_logprobs",
-        "sampling.allowed_token_ids",
-        "sampling.bad_words",
-        "sampling.logit_bias",
-        "stop.min_tokens",
-        "structured.regex",
-    ]
+    assert sorted(found) == ["adapter", "output.logprobs", "output.prompt_logprobs", "structured.regex"]
 
 
 def test_a_resume_grace_has_a_limit_and_excludes_log_probabilities() -> None:

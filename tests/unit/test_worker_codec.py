@@ -74,6 +74,17 @@ def test_a_plan_is_read_as_it_was_written() -> None:
     assert (plan.published_pages.tolist(), plan.evicted_pages.tolist()) == ([3], [6])
 
 
+def test_row_options_are_read_and_neutral_where_unset() -> None:
+    message = make_message()
+    message.new_rows.options.add(position=1, bad_words=column(1, 4, 2, 5, 6), min_tokens=3, stop_token_ids=column(8))
+    message.new_rows.options.add(position=0)
+    options = decode(message).new_rows.options
+    assert options[1].bad_words == [(4,), (5, 6)]
+    assert (options[1].min_tokens, options[1].stop_token_ids.tolist()) == (3, [8])
+    assert options[1].repetition_penalty == 1.0
+    assert [options[position].changes_logits for position in (0, 1)] == [False, True]
+
+
 def test_an_empty_plan_is_a_plan() -> None:
     plan = decode(pb.BatchPlan())
     assert (len(plan.new_rows.rows), len(plan.chunk_rows)) == (0, 0)
@@ -147,7 +158,10 @@ def spoil_new_rows(**fields: Any) -> Callable[[pb.BatchPlan], None]:
         (spoil_new_rows(num_token_ids=column(2**31 - 1, 2**31 - 1)), "do not match"),
         (spoil_new_rows(grammar_ids=column(-1, 0)), "grammars are not supported"),
         (lambda message: message.grammars.add(grammar_id=1), "grammars are not supported"),
-        (lambda message: message.new_rows.options.add(position=0), "row options are not supported"),
+        (lambda message: message.new_rows.options.add(bad_words=column(2, 5)), "bad_words: a length"),
+        (lambda message: message.new_rows.options.add(bad_words=column(0)), "bad_words: a length"),
+        (lambda message: message.new_rows.options.add(bias_token_ids=column(2)), "options: columns of different"),
+        (lambda message: message.new_rows.options.add(stop_token_ids=b"abc"), "stop_token_ids: 3 bytes"),
     ],
 )
 def test_inconsistent_columns_are_refused(change: Callable[[pb.BatchPlan], Any], reason: str) -> None:
