@@ -7,12 +7,15 @@ of the plain one (measured on a 2-core Zen 4, all projections of SmolLM2-135M: 2
 disagrees.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""``(x, weight, bias) -> x @ weight.T + bias``."""
 _PACKED_ROWS = 16
 """Rows the blocked layout is chosen for; it serves other numbers as well."""
 
@@ -20,9 +23,10 @@ _PACKED_ROWS = 16
 class Linear:
     """``x @ weight.T + bias``: x [T, in] -> [T, out]."""
 
-    __slots__ = ("_is_packed", "bias", "weight")
+    __slots__ = ("_is_packed", "_product", "bias", "weight")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, product: Product = F.linear) -> None:
+        self._product = product
         self.weight = weight
         """[out, in]; once packed, a layout that only this layer can read."""
         self.bias = bias
@@ -31,7 +35,7 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._is_packed:
             return _packed_product(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return self._product(x, self.weight, self.bias)
 
     def pack(self) -> None:
         """Keep the blocked copy instead of the weight, where ``can_pack`` says that this helps. The weight is final."""
@@ -70,10 +74,11 @@ class TensorFactory:
 
     dtype: torch.dtype
     device: torch.device
+    product: Product
 
     def vector(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=self.dtype, device=self.device)
 
     def linear(self, num_outputs: int, num_inputs: int, *, bias: bool = False) -> Linear:
         weight = torch.empty(num_outputs, num_inputs, dtype=self.dtype, device=self.device)
-        return Linear(weight, self.vector(num_outputs) if bias else None)
+        return Linear(weight, self.vector(num_outputs) if bias else None, self.product)

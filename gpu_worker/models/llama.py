@@ -84,7 +84,7 @@ class LlamaModel:
     def __init__(
         self, config: ModelConfig, kernels: KernelSet, *, max_model_len: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        make = TensorFactory(dtype, device)
+        make = TensorFactory(dtype, device, kernels.linear)
         self.config = config
         self.dtype = dtype
         self.device = device

@@ -15,7 +15,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pagewire_kernels.triton import launch, paged_chunk, paged_decode, rms_norm, rotary_kv_write, sampler, silu_mul
+from pagewire_kernels.triton import (
+    launch,
+    paged_chunk,
+    paged_decode,
+    rms_norm,
+    rotary_kv_write,
+    sampler,
+    silu_mul,
+    skinny_linear,
+)
 from pagewire_kernels.triton import threshold as threshold_file
 
 
@@ -69,6 +78,8 @@ def builds(hip: bool) -> Iterator[Build]:
     """Every kernel at representative signatures."""
     for shape in SHAPES:
         yield from _attention_builds(shape, hip)
+    if not hip:
+        yield from _linear_builds()
     for dtype in (torch.bfloat16, torch.float32):
         yield from _row_builds(_POINTERS[dtype])
         yield from _sampler_builds(_POINTERS[dtype])
@@ -84,20 +95,13 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
 
     tiles = launch.decode_tiles(group, shape.page_size, shape.dtype, hip)
     splits = {"NUM_SPLITS": 8, "MIN_SPLIT": launch.MIN_SPLIT_TOKENS, "ROWS": tiles.rows, "TILE": tiles.tokens}
-    partials = {"partial_ptr": "*fp32", "log_sum_ptr": "*fp32"}
+    partials = {"partial_ptr": "*fp32", "log_sum_ptr": "*fp32", "counters_ptr": "*i32"}
     yield Build(
         f"paged_decode[{shape.name}]",
         paged_decode.paged_decode_kernel,
         {**pages, **partials, "scale": "fp32", "page_table_stride": "i32"},
         {**heads, **q_stride, **page_size, **splits, "NUM_STAGES": tiles.num_stages},
         tiles.num_warps,
-    )
-    yield Build(
-        f"combine_splits[{shape.name}]",
-        paged_decode.combine_splits_kernel,
-        {"kv_lens_ptr": "*i32", "out_ptr": data, **partials},
-        {**heads, **splits},
-        1,
     )
     for max_query_len in (16, 512):
         tiles = launch.chunk_tiles(max_query_len, group, shape.dtype, hip)
@@ -141,6 +145,21 @@ def _row_builds(data: str) -> Iterator[Build]:
         {"ROW_STRIDE": 3072, "SIZE": 1536, "TILE": silu_mul.TILE_COLUMNS},
         4,
     )
+
+
+def _linear_builds() -> Iterator[Build]:
+    data = "*bf16"
+    for num_outputs, num_inputs, splits in ((1024, 2048, 4), (6144, 1024, 1)):
+        yield Build(
+            f"skinny_linear[{num_outputs} x {num_inputs}]",
+            skinny_linear.skinny_linear_kernel,
+            {"x_ptr": data, "weight_ptr": data, "bias_ptr": data, "out_ptr": data, "num_rows": "i32"}
+            | {"partial_ptr": "*fp32", "counters_ptr": "*i32"},
+            {"X_STRIDE": num_inputs, "NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs, "SPLITS": splits}
+            | {"BIAS": False, "ROWS": skinny_linear.MAX_ROWS, "OUTPUTS": skinny_linear.TILE_OUTPUTS}
+            | {"INPUTS": skinny_linear.TILE_INPUTS, "NUM_STAGES": 5},
+            4,
+        )
 
 
 def _sampler_builds(data: str) -> Iterator[Build]:

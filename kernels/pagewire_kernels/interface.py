@@ -90,6 +90,10 @@ class KernelSet(Protocol):
         """``residual += x`` in place, then its rms_norm. x, residual [T, H] -> [T, H]."""
         ...
 
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x @ weight.T + bias``. x [T, in], weight [out, in], bias [out] -> [T, out] in x's dtype."""
+        ...
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """``silu(gate) * up`` (arXiv 2002.05202). gate_up [T, 2 * I], gate first -> [T, I]."""
         ...

@@ -7,6 +7,7 @@ generator (``philox.py``) and the meaning of truncation (``truncation.py``).
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 
 from pagewire_kernels.interface import AttentionBatch, QkNorm, SamplingBatch
 from pagewire_kernels.philox import gumbel, noise_words
@@ -25,6 +26,9 @@ class ReferenceKernels:
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         residual.add_(x)
         return self.rms_norm(residual, weight, eps)
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, weight, bias)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.float().chunk(2, dim=-1)

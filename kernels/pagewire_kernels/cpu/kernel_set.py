@@ -37,6 +37,9 @@ class CpuKernels:
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self.rms_norm(residual.add_(x), weight, eps)
 
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, weight, bias)
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         size = gate_up.shape[1] // 2
         return F.silu(gate_up[:, :size]).mul_(gate_up[:, size:])

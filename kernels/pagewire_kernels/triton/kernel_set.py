@@ -1,12 +1,15 @@
 """The Triton set behind the one kernel interface.
 
 Decides only which kernels a step needs, from the batch's host-side fields. Nothing here or below reads a tensor's
-contents on the host, so a step can be captured in a CUDA graph.
+contents on the host, so a step can be captured in a CUDA graph. Keeps the counters by which split work finds its last
+part; they are zero between kernels, and one stream runs a device's kernels.
 """
 
 import torch
+import torch.nn.functional as F
 
 from pagewire_kernels.interface import AttentionBatch, QkNorm, SamplingBatch
+from pagewire_kernels.triton import skinny_linear
 from pagewire_kernels.triton.paged_chunk import paged_chunk
 from pagewire_kernels.triton.paged_decode import paged_decode
 from pagewire_kernels.triton.rms_norm import add_rms_norm, rms_norm
@@ -14,11 +17,16 @@ from pagewire_kernels.triton.rotary_kv_write import rotary_kv_write
 from pagewire_kernels.triton.sampler import sample
 from pagewire_kernels.triton.silu_mul import silu_mul
 
+_NUM_COUNTERS = 16384
+
 
 class TritonKernels:
     """Kernels for CUDA and ROCm devices; also runs on CPU tensors in Triton's interpreter (tests)."""
 
     name = "triton"
+
+    def __init__(self) -> None:
+        self._counters = torch.empty(0)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)
@@ -46,10 +54,20 @@ class TritonKernels:
     ) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if batch.num_decodes > 0:
-            paged_decode(q, kv_pages, batch, scale, out)
+            paged_decode(q, kv_pages, batch, scale, out, self._zeros(batch.num_decodes * kv_pages.shape[2], q.device))
         if batch.kv_lens.shape[0] > batch.num_decodes:
             paged_chunk(q, kv_pages, batch, scale, out)
         return out
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if skinny_linear.suits(x, weight):
+            return skinny_linear.skinny_linear(x, weight, bias, self._zeros(skinny_linear.MAX_COUNTERS, x.device))
+        return F.linear(x, weight, bias)
+
+    def _zeros(self, count: int, device: torch.device) -> torch.Tensor:
+        if len(self._counters) < count or self._counters.device != device:
+            self._counters = torch.zeros(max(count, _NUM_COUNTERS), dtype=torch.int32, device=device)
+        return self._counters
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
         return sample(logits, batch)

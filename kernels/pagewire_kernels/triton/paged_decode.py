@@ -4,8 +4,8 @@
 
 One program handles the query heads that share a key/value head over one split of the sequence, so every key is read
 once. A sequence short enough for one split is finished there; otherwise each split leaves its normalised partial
-result and its log-sum-exp, and a second small kernel combines them in split order. No atomics: results do not depend
-on timing. The split of a sequence depends on its length and on the launch's shape alone.
+result and its log-sum-exp, and the last split to arrive combines them in split order. Only a counter is atomic, so
+results do not depend on timing. The split of a sequence depends on its length and on the launch's shape alone.
 """
 
 import torch
@@ -30,6 +30,31 @@ def split_tokens(kv_len, NUM_SPLITS: tl.constexpr, MIN_SPLIT: tl.constexpr, TILE
     return tl.maximum(tl.cdiv(tl.cdiv(kv_len, NUM_SPLITS), TILE) * TILE, MIN_SPLIT)
 
 
+@triton.jit
+def combine_splits(
+    partial_ptr, log_sum_ptr, out_ptr, splits_used, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr
+):
+    """Weighs the partial results of one key/value head's rows, in split order."""
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, HEAD_DIM)
+    exists = rows < GROUP
+    peak = tl.full([ROWS], LOWEST, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    weighted = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    for split in tl.range(0, splits_used):
+        split_rows = split * ROWS + rows
+        log_sum = tl.load(log_sum_ptr + split_rows, mask=exists, other=LOWEST, cache_modifier=".cg")
+        source = partial_ptr + split_rows[:, None] * HEAD_DIM + dims[None, :]
+        partial = tl.load(source, mask=exists[:, None], other=0.0, cache_modifier=".cg")
+        new_peak = tl.maximum(peak, log_sum)
+        rescale, weight = tl.exp2(peak - new_peak), tl.exp2(log_sum - new_peak)
+        total = total * rescale + weight
+        weighted = weighted * rescale[:, None] + partial * weight[:, None]
+        peak = new_peak
+    target = out_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(target, (weighted / total[:, None]).to(out_ptr.dtype.element_ty), mask=exists[:, None])
+
+
 @triton.jit(do_not_specialize=["page_tables_ptr", "kv_lens_ptr", "page_table_stride"])
 def paged_decode_kernel(
     q_ptr,
@@ -39,6 +64,7 @@ def paged_decode_kernel(
     out_ptr,
     partial_ptr,
     log_sum_ptr,
+    counters_ptr,
     scale,
     page_table_stride,
     Q_STRIDE: tl.constexpr,
@@ -92,52 +118,34 @@ def paged_decode_kernel(
         out_target = out_ptr + sequence * (NUM_HEADS * HEAD_DIM) + head_offsets
         tl.store(out_target, result.to(out_ptr.dtype.element_ty), mask=exists)
     else:
-        partial_row = ((sequence * NUM_KV_HEADS + kv_head) * NUM_SPLITS + split) * ROWS + rows
+        head = sequence * NUM_KV_HEADS + kv_head
+        partial_row = (head * NUM_SPLITS + split) * ROWS + rows
         tl.store(partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :], result, mask=exists)
         tl.store(log_sum_ptr + partial_row, peak + tl.log2(total), mask=rows < GROUP)
-
-
-@triton.jit(do_not_specialize=["kv_lens_ptr"])
-def combine_splits_kernel(
-    kv_lens_ptr,
-    out_ptr,
-    partial_ptr,
-    log_sum_ptr,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
-):
-    """Weighs the partial results of one (sequence, head), in split order. Grid (S, NUM_HEADS)."""
-    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    sequence = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    kv_len = tl.load(kv_lens_ptr + sequence)
-    tokens_per_split = split_tokens(kv_len, NUM_SPLITS, MIN_SPLIT, TILE)
-    if tokens_per_split >= kv_len:
-        return
-    splits_used = tl.cdiv(kv_len, tokens_per_split)
-    dims = tl.arange(0, HEAD_DIM)
-    splits = tl.arange(0, NUM_SPLITS)
-    first_row = (sequence * NUM_KV_HEADS + head // GROUP) * (NUM_SPLITS * ROWS) + head % GROUP
-    log_sums = tl.load(log_sum_ptr + first_row + splits * ROWS, mask=splits < splits_used, other=LOWEST)
-    peak = tl.max(log_sums, 0)
-    total = tl.sum(tl.exp2(log_sums - peak), 0)
-    weighted = tl.zeros([HEAD_DIM], tl.float32)
-    for split in tl.range(0, splits_used):
-        weight = tl.exp2(tl.load(log_sum_ptr + first_row + split * ROWS) - peak)
-        weighted += weight * tl.load(partial_ptr + (first_row + split * ROWS) * HEAD_DIM + dims)
-    out_target = out_ptr + (sequence * NUM_HEADS + head) * HEAD_DIM + dims
-    tl.store(out_target, (weighted / total).to(out_ptr.dtype.element_ty))
+        tl.debug_barrier()
+        splits_used = tl.cdiv(kv_len, tokens_per_split)
+        if tl.atomic_add(counters_ptr + head, 1, sem="acq_rel") == splits_used - 1:
+            tl.debug_barrier()
+            combine_splits(
+                partial_ptr + head * (NUM_SPLITS * ROWS * HEAD_DIM),
+                log_sum_ptr + head * (NUM_SPLITS * ROWS),
+                out_ptr + sequence * (NUM_HEADS * HEAD_DIM) + kv_head * (GROUP * HEAD_DIM),
+                splits_used, GROUP, HEAD_DIM, ROWS,
+            )  # fmt: skip
+            tl.store(counters_ptr + head, 0)
 
 
 def paged_decode(
-    q: torch.Tensor, kv_pages: torch.Tensor, batch: AttentionBatch, scale: float, out: torch.Tensor
+    q: torch.Tensor,
+    kv_pages: torch.Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    out: torch.Tensor,
+    counters: torch.Tensor,
 ) -> None:
     """Writes rows ``[:num_decodes]`` of out [T, H, D]; shapes as in the interface.
+
+    counters int32: ``num_decodes * num_kv_heads`` zeros at least, zeros again afterwards.
 
     Reads each sequence's keys and values once. Never reads a page-table entry or a slot at or past kv_len. Softmax and
     sums in float32; weights are rounded to the pages' dtype before they meet the values.
@@ -157,6 +165,7 @@ def paged_decode(
         out,
         partial,
         log_sum,
+        counters,
         scale,
         batch.page_tables.stride(0),
         Q_STRIDE=q.stride(0),
@@ -171,18 +180,3 @@ def paged_decode(
         NUM_STAGES=tiles.num_stages,
         num_warps=tiles.num_warps,
     )
-    if splits > 1:
-        combine_splits_kernel[(sequences, num_heads)](
-            batch.kv_lens,
-            out,
-            partial,
-            log_sum,
-            NUM_HEADS=num_heads,
-            NUM_KV_HEADS=num_kv_heads,
-            HEAD_DIM=head_dim,
-            ROWS=tiles.rows,
-            TILE=tiles.tokens,
-            NUM_SPLITS=splits,
-            MIN_SPLIT=MIN_SPLIT_TOKENS,
-            num_warps=1,
-        )

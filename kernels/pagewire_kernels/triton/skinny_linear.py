@@ -1,0 +1,127 @@
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# ruff: noqa: N803, N806
+"""Products of few rows with a weight: what a decode step of a small batch is made of, bound by reading the weight.
+
+The weight is the matrix instruction's first operand and the few rows, transposed, its second, so that no lane works on
+padding of the large side. Where one program a tile of outputs would leave processors idle, the inputs are split; each
+split leaves its sums in float32, and the last one to arrive adds them up in split order. The counters that tell who is
+last are zero again when the kernel ends. Integer atomics alone: results do not depend on timing.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from pagewire_kernels.triton.launch import on_hip
+
+MAX_ROWS = 16
+"""Rows the second operand is padded to."""
+TILE_OUTPUTS = 64
+TILE_INPUTS = 128
+_MAX_OUTPUTS = 8192
+"""From here on cuBLAS reads the weight as fast."""
+MAX_COUNTERS = _MAX_OUTPUTS // TILE_OUTPUTS
+_FEW_TILES = 64
+_SPLITS = 4
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def skinny_linear_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    counters_ptr,
+    num_rows,
+    X_STRIDE: tl.constexpr,
+    NUM_OUTPUTS: tl.constexpr,
+    NUM_INPUTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """OUTPUTS outputs of all rows over one split of the inputs. Grid (NUM_OUTPUTS / OUTPUTS, SPLITS)."""
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    outputs = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    rows = tl.arange(0, ROWS)
+    exists = rows < num_rows
+    weight_rows = weight_ptr + outputs.to(tl.int64)[:, None] * NUM_INPUTS
+    PART: tl.constexpr = NUM_INPUTS // SPLITS
+
+    # sums [OUTPUTS, ROWS]
+    sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    for first in tl.range(split * PART, (split + 1) * PART, INPUTS, num_stages=NUM_STAGES):
+        inputs = first + tl.arange(0, INPUTS)
+        weight = tl.load(weight_rows + inputs[None, :], eviction_policy="evict_first")
+        x = tl.load(x_ptr + rows[None, :] * X_STRIDE + inputs[:, None], mask=exists[None, :], other=0.0)
+        sums = tl.dot(weight, x, sums)
+
+    is_last = True
+    if SPLITS > 1:
+        place = outputs[:, None] * ROWS + rows[None, :]
+        tl.store(partial_ptr + split * (NUM_OUTPUTS * ROWS) + place, sums)
+        tl.debug_barrier()
+        is_last = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
+        if is_last:
+            tl.debug_barrier()
+            sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
+            for part in tl.static_range(SPLITS):
+                sums += tl.load(partial_ptr + part * (NUM_OUTPUTS * ROWS) + place, cache_modifier=".cg")
+            tl.store(counters_ptr + tile, 0)
+    if is_last:
+        if BIAS:
+            sums += tl.load(bias_ptr + outputs).to(tl.float32)[:, None]
+        target = out_ptr + rows[None, :] * NUM_OUTPUTS + outputs[:, None]
+        tl.store(target, sums.to(out_ptr.dtype.element_ty), mask=exists[None, :])
+
+
+def suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether this kernel takes the product: x [T, in], weight [out, in]."""
+    num_outputs, num_inputs = weight.shape
+    return (
+        0 < x.shape[0] <= MAX_ROWS
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and num_outputs <= _MAX_OUTPUTS
+        and num_outputs % TILE_OUTPUTS == 0
+        and num_inputs % (TILE_INPUTS * _SPLITS) == 0
+        and x.stride(1) == 1
+        and weight.is_contiguous()
+    )
+
+
+def skinny_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, counters: torch.Tensor
+) -> torch.Tensor:
+    """``x @ weight.T + bias`` for a product that ``suits``: x [T, in] -> [T, out] in x's dtype.
+
+    counters int32, at least ``MAX_COUNTERS`` zeros, zeros again afterwards. Reads the weight once; sums in float32.
+    """
+    (num_rows, num_inputs), num_outputs = x.shape, weight.shape[0]
+    splits = _SPLITS if num_outputs // TILE_OUTPUTS <= _FEW_TILES else 1
+    out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
+    partial = torch.empty((splits if splits > 1 else 0, num_outputs, MAX_ROWS), dtype=torch.float32, device=x.device)
+    skinny_linear_kernel[(num_outputs // TILE_OUTPUTS, splits)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        out,
+        partial if splits > 1 else counters,
+        counters,
+        num_rows,
+        X_STRIDE=x.stride(0),
+        NUM_OUTPUTS=num_outputs,
+        NUM_INPUTS=num_inputs,
+        SPLITS=splits,
+        BIAS=bias is not None,
+        ROWS=MAX_ROWS,
+        OUTPUTS=TILE_OUTPUTS,
+        INPUTS=TILE_INPUTS,
+        NUM_STAGES=1 if on_hip() else 5,
+        num_warps=4,
+    )
+    return out
