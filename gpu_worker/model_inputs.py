@@ -21,6 +21,7 @@ import torch
 from pagewire_kernels import AttentionBatch, SamplingBatch
 
 from gpu_worker.batch_plan import Int32s, Int64s
+from gpu_worker.pinned_memory import PinnedRing
 from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
 from gpu_worker.step_shape import MAX_GRAPH_CHUNKS, StepShape
 
@@ -79,8 +80,8 @@ class DeviceRows:
         self._shared = device.type == "cpu"
         if not self._shared:
             self.page_tables = torch.from_numpy(rows.page_tables).to(device)
-            self._capacity = _most_bytes(limits)
-            self._buffer = torch.empty(self._capacity, dtype=torch.uint8, device=device)
+            self._buffer = torch.empty(_most_bytes(limits), dtype=torch.uint8, device=device)
+            self._staging = PinnedRing(len(self._buffer))
 
     def restore(self) -> None:
         """Copy the host's page tables again, after a step failed half way."""
@@ -98,8 +99,7 @@ class DeviceRows:
             fill_columns(layout.on_host(memory.numpy()), self._rows, work, shape)
             return _view(memory, layout, shape)
         num_appends = len(work.append_rows) if len(work.append_rows) <= _MAX_APPENDS else 0
-        staging = torch.empty(self._capacity, dtype=torch.uint8, pin_memory=True)
-        on_host = staging.numpy()
+        on_host = self._staging.begin()
         fill_columns(layout.on_host(on_host), self._rows, work, shape)
         index_start, page_start = layout.num_bytes, layout.num_bytes + 8 * num_appends
         end = page_start + 4 * num_appends
@@ -107,7 +107,7 @@ class DeviceRows:
             flat = work.append_rows.astype(np.int64) * self._rows.limits.max_pages + work.append_columns
             on_host[index_start:page_start] = flat.view(np.uint8)
             on_host[page_start:end] = np.ascontiguousarray(work.append_pages).view(np.uint8)
-        self._buffer[:end].copy_(staging[:end], non_blocking=True)
+        self._staging.copy_to(self._buffer[:end])
         if num_appends:
             entries = self._buffer[index_start:page_start].view(torch.int64)
             self.page_tables.view(-1).index_copy_(0, entries, self._buffer[page_start:end].view(torch.int32))

@@ -78,8 +78,7 @@ def builds(hip: bool) -> Iterator[Build]:
     """Every kernel at representative signatures."""
     for shape in SHAPES:
         yield from _attention_builds(shape, hip)
-    if not hip:
-        yield from _linear_builds()
+    yield from _linear_builds(hip)
     for dtype in (torch.bfloat16, torch.float32):
         yield from _row_builds(_POINTERS[dtype])
         yield from _sampler_builds(_POINTERS[dtype])
@@ -93,7 +92,7 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
     page_size = {"PAGE_SIZE": shape.page_size}
     group = shape.num_heads // shape.num_kv_heads
 
-    tiles = launch.decode_tiles(group, shape.page_size, shape.dtype, hip)
+    tiles = launch.decode_tiles(group, shape.dtype, hip)
     splits = {"NUM_SPLITS": 8, "MIN_SPLIT": launch.MIN_SPLIT_TOKENS, "ROWS": tiles.rows, "TILE": tiles.tokens}
     partials = {"partial_ptr": "*fp32", "log_sum_ptr": "*fp32", "counters_ptr": "*i32"}
     yield Build(
@@ -147,7 +146,7 @@ def _row_builds(data: str) -> Iterator[Build]:
     )
 
 
-def _linear_builds() -> Iterator[Build]:
+def _linear_builds(hip: bool) -> Iterator[Build]:
     data = "*bf16"
     for num_outputs, num_inputs, splits in ((1024, 2048, 4), (6144, 1024, 1)):
         yield Build(
@@ -157,9 +156,17 @@ def _linear_builds() -> Iterator[Build]:
             | {"partial_ptr": "*fp32", "counters_ptr": "*i32"},
             {"X_STRIDE": num_inputs, "NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs, "SPLITS": splits}
             | {"BIAS": False, "ROWS": skinny_linear.MAX_ROWS, "OUTPUTS": skinny_linear.TILE_OUTPUTS}
-            | {"INPUTS": skinny_linear.TILE_INPUTS, "NUM_STAGES": 5},
+            | {"INPUTS": skinny_linear.TILE_INPUTS, "NUM_STAGES": 1 if hip else 5},
             4,
         )
+    yield Build(
+        "vector_linear[2048 inputs]",
+        skinny_linear.vector_linear_kernel,
+        {"x_ptr": data, "weight_ptr": data, "bias_ptr": data, "out_ptr": data},
+        {"NUM_INPUTS": 2048, "BIAS": True, "OUTPUTS": skinny_linear.VECTOR_OUTPUTS}
+        | {"INPUTS": skinny_linear.VECTOR_INPUTS, "NUM_STAGES": 1 if hip else 3},
+        4,
+    )
 
 
 def _sampler_builds(data: str) -> Iterator[Build]:

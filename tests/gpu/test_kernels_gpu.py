@@ -65,6 +65,11 @@ def test_row_kernels(kernels: TritonKernels, size: int, dtype: torch.dtype) -> N
     kernel_checks.check_silu_mul(kernels, size, dtype, "cuda")
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear_of_few_rows(kernels: TritonKernels, dtype: torch.dtype) -> None:
+    kernel_checks.check_linear(kernels, dtype, "cuda")
+
+
 @pytest.mark.parametrize("parameters", sampling_checks.PARAMETERS, ids=str)
 def test_sampling_equals_the_reference(kernels: TritonKernels, parameters: dict[str, float]) -> None:
     for dtype in DTYPES:

@@ -19,5 +19,5 @@ def test_kernels_compile(target: str) -> None:
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout + finished.stderr
     for kernel in ("paged_decode", "paged_chunk", "rotary_kv_write", "rms_norm", "add_rms_norm",
-                   "silu_mul", "tile_argmax", "row_argmax", "truncation_threshold"):  # fmt: skip
+                   "silu_mul", "skinny_linear", "vector_linear", "tile_argmax", "row_argmax", "truncation_threshold"):  # fmt: skip
         assert f"{target} {kernel}" in finished.stdout

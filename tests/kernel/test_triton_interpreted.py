@@ -50,6 +50,10 @@ def test_row_kernels(kernels: TritonKernels, size: int) -> None:
         kernel_checks.check_silu_mul(kernels, size, dtype)
 
 
+def test_linear_of_few_rows(kernels: TritonKernels) -> None:
+    kernel_checks.check_linear(kernels, torch.float16)
+
+
 @pytest.mark.parametrize("parameters", sampling_checks.PARAMETERS, ids=str)
 def test_sampling_equals_the_reference_word_for_word(kernels: TritonKernels, parameters: dict[str, float]) -> None:
     sampling_checks.check_many_seeds(kernels, parameters, torch.float32, rows=4)

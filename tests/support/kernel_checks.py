@@ -1,6 +1,7 @@
 """What every kernel set has to fulfil, called by the interpreter's, the CPU set's and the GPU's tests alike."""
 
 import torch
+import torch.nn.functional as F
 from pagewire_kernels import KernelSet, QkNorm, SamplingBatch
 from pagewire_kernels.reference import ReferenceKernels
 from support.kernel_cases import TOLERANCE, AttentionCase, attention_inputs, rotary_inputs, seeded
@@ -47,6 +48,22 @@ def check_norms(kernels: KernelSet, size: int, dtype: torch.dtype, device: str =
     actual = kernels.add_rms_norm(x, actual_residual, weight, 1e-5)
     torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
     torch.testing.assert_close(actual_residual, expected_residual, rtol=0, atol=0)
+
+
+def check_linear(kernels: KernelSet, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Rows and sizes at every edge of the kernels for few rows, twice: counters must be as they were."""
+    generator = seeded(1)
+    for num_outputs, num_inputs in ((64, 512), (1024, 1024), (1088, 4096), (300, 512)):
+        weight, bias = (
+            torch.randn(num_outputs, size, generator=generator).to(device, dtype) for size in (num_inputs, 1)
+        )
+        for rows in (1, 2, 16, 17, 32, 33):
+            x = torch.randn(rows, num_inputs, generator=generator).to(device, dtype) * num_inputs**-0.5
+            for bias_or_none in (bias.flatten(), None):
+                expected = F.linear(x.float(), weight.float(), None if bias_or_none is None else bias_or_none.float())
+                for _ in range(2):
+                    actual = kernels.linear(x, weight, bias_or_none)
+                    torch.testing.assert_close(actual.float(), expected, rtol=2e-2, atol=2e-2)
 
 
 def check_silu_mul(kernels: KernelSet, size: int, dtype: torch.dtype, device: str = "cpu") -> None:

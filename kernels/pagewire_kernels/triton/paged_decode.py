@@ -152,7 +152,7 @@ def paged_decode(
     """
     num_heads, num_kv_heads, head_dim, page_size = check_attention_shapes(q, kv_pages)
     sequences = batch.num_decodes
-    tiles = decode_tiles(num_heads // num_kv_heads, page_size, kv_pages.dtype, on_hip())
+    tiles = decode_tiles(num_heads // num_kv_heads, kv_pages.dtype, on_hip())
     splits = num_splits(sequences, num_kv_heads, batch.max_kv_len, num_processors(q.device))
     partial_rows = sequences * num_kv_heads * splits * tiles.rows if splits > 1 else 1
     partial = torch.empty((partial_rows, head_dim), dtype=torch.float32, device=q.device)

@@ -14,15 +14,15 @@ import triton.language as tl
 
 from pagewire_kernels.triton.launch import on_hip
 
-MAX_ROWS = 16
-"""Rows the second operand is padded to."""
+MAX_ROWS = 32
 TILE_OUTPUTS = 64
 TILE_INPUTS = 128
 _MAX_OUTPUTS = 8192
 """From here on cuBLAS reads the weight as fast."""
 MAX_COUNTERS = _MAX_OUTPUTS // TILE_OUTPUTS
-_FEW_TILES = 64
-_SPLITS = 4
+_MAX_SPLITS = 4
+VECTOR_OUTPUTS, VECTOR_INPUTS = 4, 1024
+"""Tile of the product of a single row."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -80,6 +80,40 @@ def skinny_linear_kernel(
         tl.store(target, sums.to(out_ptr.dtype.element_ty), mask=exists[None, :])
 
 
+@triton.jit
+def vector_linear_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    NUM_INPUTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """OUTPUTS outputs of the only row, without matrix instructions. Grid (outputs / OUTPUTS,)."""
+    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    weight_rows = weight_ptr + outputs.to(tl.int64)[:, None] * NUM_INPUTS
+    products = tl.zeros([OUTPUTS, INPUTS], tl.float32)
+    for first in tl.range(0, NUM_INPUTS, INPUTS, num_stages=NUM_STAGES):
+        inputs = first + tl.arange(0, INPUTS)
+        weight = tl.load(weight_rows + inputs[None, :], eviction_policy="evict_first")
+        products += weight.to(tl.float32) * tl.load(x_ptr + inputs).to(tl.float32)[None, :]
+    sums = tl.sum(products, 1)
+    if BIAS:
+        sums += tl.load(bias_ptr + outputs).to(tl.float32)
+    tl.store(out_ptr + outputs, sums.to(out_ptr.dtype.element_ty))
+
+
+def num_splits(num_outputs: int, num_inputs: int) -> int:
+    """Measured on an H200: a split costs 2 us, which pays where the outputs are few or the inputs many."""
+    tiles = num_outputs // TILE_OUTPUTS
+    if tiles <= 16:
+        return _MAX_SPLITS
+    return 2 if tiles <= 64 and num_inputs >= 4096 else 1
+
+
 def suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether this kernel takes the product: x [T, in], weight [out, in]."""
     num_outputs, num_inputs = weight.shape
@@ -88,7 +122,7 @@ def suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
         and x.dtype in (torch.bfloat16, torch.float16)
         and num_outputs <= _MAX_OUTPUTS
         and num_outputs % TILE_OUTPUTS == 0
-        and num_inputs % (TILE_INPUTS * _SPLITS) == 0
+        and num_inputs % (TILE_INPUTS * _MAX_SPLITS) == 0
         and x.stride(1) == 1
         and weight.is_contiguous()
     )
@@ -102,9 +136,23 @@ def skinny_linear(
     counters int32, at least ``MAX_COUNTERS`` zeros, zeros again afterwards. Reads the weight once; sums in float32.
     """
     (num_rows, num_inputs), num_outputs = x.shape, weight.shape[0]
-    splits = _SPLITS if num_outputs // TILE_OUTPUTS <= _FEW_TILES else 1
     out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
-    partial = torch.empty((splits if splits > 1 else 0, num_outputs, MAX_ROWS), dtype=torch.float32, device=x.device)
+    if num_rows == 1 and num_inputs % VECTOR_INPUTS == 0:
+        vector_linear_kernel[(num_outputs // VECTOR_OUTPUTS,)](
+            x,
+            weight,
+            weight if bias is None else bias,
+            out,
+            NUM_INPUTS=num_inputs,
+            BIAS=bias is not None,
+            OUTPUTS=VECTOR_OUTPUTS,
+            INPUTS=VECTOR_INPUTS,
+            NUM_STAGES=1 if on_hip() else 3,
+            num_warps=4,
+        )
+        return out
+    splits, padded = num_splits(num_outputs, num_inputs), 16 if num_rows <= 16 else MAX_ROWS
+    partial = torch.empty((splits if splits > 1 else 0, num_outputs, padded), dtype=torch.float32, device=x.device)
     skinny_linear_kernel[(num_outputs // TILE_OUTPUTS, splits)](
         x,
         weight,
@@ -118,7 +166,7 @@ def skinny_linear(
         NUM_INPUTS=num_inputs,
         SPLITS=splits,
         BIAS=bias is not None,
-        ROWS=MAX_ROWS,
+        ROWS=padded,
         OUTPUTS=TILE_OUTPUTS,
         INPUTS=TILE_INPUTS,
         NUM_STAGES=1 if on_hip() else 5,
