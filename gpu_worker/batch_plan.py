@@ -95,6 +95,10 @@ class BatchPlan:
     published_hashes: bytes = b""
     published_parents: bytes = b""
     evicted_pages: Int32s = field(default_factory=empty_column)
+    group_ids: Int32s = field(default_factory=empty_column)
+    group_pages: Int32s = field(default_factory=empty_column)
+    group_sizes: Int32s = field(default_factory=empty_column)
+    group_rows: Int32s = field(default_factory=empty_column)
     num_scheduled_rows: int = 0
     num_scheduled_tokens: int = 0
 

@@ -71,6 +71,10 @@ def decode_plan(frame: Frame) -> BatchPlan:
         published_hashes=body.published_hashes,
         published_parents=body.published_parents,
         evicted_pages=_int32s(body, "evicted_pages"),
+        group_ids=_int32s(body, "group_ids"),
+        group_pages=_int32s(body, "group_pages"),
+        group_sizes=_int32s(body, "group_sizes"),
+        group_rows=_int32s(body, "group_rows"),
         num_scheduled_rows=body.num_scheduled_rows,
         num_scheduled_tokens=body.num_scheduled_tokens,
     )
@@ -80,7 +84,11 @@ def decode_plan(frame: Frame) -> BatchPlan:
     for name, hashes in (("published_hashes", plan.published_hashes), ("published_parents", plan.published_parents)):
         if len(hashes) != HASH_BYTES * len(plan.published_pages):
             raise PlanRefusedError(f"{name} has {len(hashes)} bytes for {len(plan.published_pages)} pages")
-    _check_groups(body)
+    _equal_lengths("group", plan.group_ids, plan.group_pages, plan.group_sizes)
+    if len(plan.group_sizes) and int(plan.group_sizes.min()) < 0:
+        raise PlanRefusedError("group: a negative size")
+    if int(plan.group_sizes.sum(dtype=np.int64)) != len(plan.group_rows):
+        raise PlanRefusedError("group: group_rows does not match group_sizes")
     return plan
 
 
@@ -134,16 +142,6 @@ def _bad_words(column: Sequence[int]) -> list[tuple[int, ...]]:
         words.append(tuple(column[start + 1 : end]))
         start = end
     return words
-
-
-def _check_groups(body: Any) -> None:
-    """Groups are hints this worker does not use; they must be well formed all the same."""
-    ids, pages, sizes = (_int32s(body, name) for name in ("group_ids", "group_pages", "group_sizes"))
-    _equal_lengths("group", ids, pages, sizes)
-    if len(sizes) and int(sizes.min()) < 0:
-        raise PlanRefusedError("group: a negative size")
-    if int(sizes.sum(dtype=np.int64)) != len(_int32s(body, "group_rows")):
-        raise PlanRefusedError("group: group_rows does not match group_sizes")
 
 
 def _int32s(body: Any, name: str) -> Int32s:

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from pagewire_kernels import AttentionBatch, SamplingBatch
+from pagewire_kernels import AttentionBatch, SamplingBatch, SharedPrefixes
 
 from gpu_worker.batch_plan import Int32s, Int64s
 from gpu_worker.pinned_memory import PinnedRing
 from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
+from gpu_worker.shared_groups import NO_SHARED_WORK, max_tiles
 from gpu_worker.step_shape import MAX_GRAPH_CHUNKS, StepShape
 
 _ALIGNMENT = 16
@@ -52,6 +53,7 @@ class StepInputs:
     sampling: SamplingBatch
     sampled_rows: torch.Tensor
     """int64 [R]."""
+    shared: SharedPrefixes | None
 
     def attention(self, page_tables: torch.Tensor) -> AttentionBatch:
         """page_tables int32 [S, pages]."""
@@ -64,6 +66,7 @@ class StepInputs:
             num_decodes=self.shape.num_decodes,
             max_query_len=self.shape.max_query_len,
             max_kv_len=self.shape.max_kv_len,
+            shared=self.shared,
         )
 
 
@@ -93,7 +96,7 @@ class DeviceRows:
 
         On a GPU they are queued to overwrite those of the step before, once it is done.
         """
-        layout = _layout(shape.num_tokens, shape.num_sequences, shape.num_sampling)
+        layout = _layout_of(shape)
         if self._shared:
             memory = torch.empty(layout.num_bytes, dtype=torch.uint8)
             fill_columns(layout.on_host(memory.numpy()), self._rows, work, shape)
@@ -117,7 +120,7 @@ class DeviceRows:
 
     def inputs_of(self, shape: StepShape) -> StepInputs:
         """Where a step of this shape finds its inputs; on a GPU only."""
-        layout = _layout(shape.num_tokens, shape.num_sequences, shape.num_sampling)
+        layout = _layout_of(shape)
         return _view(self._buffer, layout, shape)
 
     def gather(self, inputs: StepInputs) -> tuple[torch.Tensor, AttentionBatch]:
@@ -163,8 +166,13 @@ class _Layout:
         return {name: memory[start:end].view(dtype) for name, (start, end, dtype) in self.spans.items()}
 
 
+def _layout_of(shape: StepShape) -> _Layout:
+    return _layout(shape.num_tokens, shape.num_sequences, shape.num_sampling, shape.num_shared_tiles)
+
+
 @lru_cache(maxsize=1024)
-def _layout(num_tokens: int, num_sequences: int, num_sampling: int) -> _Layout:
+def _layout(num_tokens: int, num_sequences: int, num_sampling: int, num_shared_tiles: int) -> _Layout:
+    num_sharing = num_sequences if num_shared_tiles else 0
     columns: tuple[tuple[str, type[np.generic], int], ...] = (
         ("slots", np.int64, num_tokens),
         ("sampling_tokens", np.int64, num_sampling),
@@ -181,6 +189,9 @@ def _layout(num_tokens: int, num_sequences: int, num_sampling: int) -> _Layout:
         ("top_k", np.int32, num_sampling),
         ("top_p", np.float32, num_sampling),
         ("min_p", np.float32, num_sampling),
+        ("shared_lens", np.int32, num_sharing),
+        ("shared_members", np.int32, num_sharing),
+        ("shared_tiles", np.int32, 3 * num_shared_tiles),
     )
     spans, start = {}, 0
     for name, dtype, count in columns:
@@ -193,7 +204,7 @@ def _layout(num_tokens: int, num_sequences: int, num_sampling: int) -> _Layout:
 def _most_bytes(limits: RowLimits) -> int:
     """Bytes of the largest step, padded as far as any is, with its page-table entries."""
     rows = limits.max_num_seqs + MAX_GRAPH_CHUNKS
-    return _layout(limits.max_num_batched_tokens + rows, rows, rows).num_bytes + 12 * _MAX_APPENDS
+    return _layout(limits.max_num_batched_tokens + rows, rows, rows, max_tiles(rows)).num_bytes + 12 * _MAX_APPENDS
 
 
 _TORCH_DTYPES: Mapping[Any, torch.dtype] = {np.int32: torch.int32, np.int64: torch.int64, np.float32: torch.float32}
@@ -222,6 +233,13 @@ def _view(memory: torch.Tensor, layout: _Layout, shape: StepShape) -> StepInputs
             any_truncation=shape.any_truncation,
         ),
         sampled_rows=parts["sampled_rows"],
+        shared=SharedPrefixes(
+            shared_lens=parts["shared_lens"],
+            members=parts["shared_members"],
+            tiles=parts["shared_tiles"].view(-1, 3),
+        )
+        if shape.num_shared_tiles
+        else None,
     )
 
 
@@ -254,6 +272,11 @@ def fill_columns(columns: Columns, rows: RequestRows, work: StepWork, shape: Ste
     sampling_sequences[sampling_sequences >= num_decodes] += shape.num_decodes - num_decodes
     _pad(columns["sampling_tokens"], query_starts[sampling_sequences + 1] - 1, 0)
     _fill_sampling(columns, rows, work.sampled_rows)
+    if shape.num_shared_tiles:
+        shared = work.shared or NO_SHARED_WORK
+        _pad(columns["shared_lens"], shared.shared_lens, 0)
+        _pad(columns["shared_members"], shared.members, 0)
+        _pad(columns["shared_tiles"], shared.tiles.ravel(), 0)
 
 
 def _fill_sampling(columns: Columns, rows: RequestRows, sampled: Int32s) -> None:

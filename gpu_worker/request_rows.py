@@ -18,6 +18,7 @@ import numpy as np
 
 from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows, RowOptions, int32s
 from gpu_worker.errors import PlanRefusedError
+from gpu_worker.shared_groups import SharedGroups, SharedWork
 
 MAX_WORD_TOKENS = 64
 """Of a bad word."""
@@ -55,6 +56,8 @@ class StepWork:
     append_pages: Int32s
     copy_sources: Int32s
     copy_destinations: Int32s
+    shared: SharedWork | None = None
+    """Of a step of decodes alone: who shares leading pages, where that saves enough."""
 
     @property
     def sampled_rows(self) -> Int32s:
@@ -77,6 +80,7 @@ class RequestRows:
         self.num_pages = np.zeros(size, dtype=np.int32)
         self.page_tables = np.zeros((size + 1, limits.max_pages), dtype=np.int32)
         """The table past the last row's is that of rows that pad a step."""
+        self.groups = SharedGroups(size, limits.page_size)
         self.known_ids: list[Int32s] = [np.empty(0, dtype=np.int32)] * size
         """Ids a row began with; what it sampled since stays on the device."""
         self.temperature = np.zeros(size, dtype=np.float32)
@@ -106,12 +110,15 @@ class RequestRows:
             self._check_cached(plan.new_rows.rows)
         self._check_copies(plan)
         self._check_bookkeeping(plan)
+        if len(plan.group_ids):
+            self.groups.apply(plan, self.active, self.num_computed, self.page_tables)
         return self._schedule(plan, columns)
 
     def _release(self, rows: Int32s) -> None:
         self.active[rows] = False
         self.decoding[rows] = False
         self.num_pages[rows] = 0
+        self.groups.release(rows)
         for row in rows.tolist():
             self.known_ids[row] = np.empty(0, dtype=np.int32)
             self.options.pop(row, None)
@@ -206,6 +213,7 @@ class RequestRows:
             append_pages=plan.append_pages,
             copy_sources=plan.copy_sources,
             copy_destinations=plan.copy_destinations,
+            shared=None if len(chunk_rows) else self.groups.of_step(decode_rows),
         )
 
     def _check_chunks(self, rows: Int32s, tokens: Int32s) -> None:

@@ -9,12 +9,14 @@ operation.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_worker.request_rows import RowLimits, StepWork
+from gpu_worker.shared_groups import max_tiles
 
 MAX_GRAPH_CHUNKS = 32
 _CHUNK_TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+_MIN_SHARED_DECODES = 8
 _CHUNK_DECODES = (0, 16, 64)
 """Decodes beside chunks, and as many as there can be rows."""
 _LAUNCH_SECONDS = 3e-3
@@ -34,6 +36,8 @@ class StepShape:
     max_kv_len: int
     all_greedy: bool = False
     any_truncation: bool = True
+    num_shared_tiles: int = 0
+    """Tiles of rows that share pages, read once a tile; 0: every row reads its own."""
 
     @property
     def num_sequences(self) -> int:
@@ -67,6 +71,8 @@ class GraphShapes:
             for num_decodes in reversed(self._chunk_decodes):
                 yield self._shape(num_decodes, MAX_GRAPH_CHUNKS, num_tokens)
         for num_decodes in reversed(self._decode_sizes):
+            if num_decodes >= _MIN_SHARED_DECODES:
+                yield self._shared(num_decodes)
             yield self._shape(num_decodes, 0, 0)
 
     def fitting(self, work: StepWork) -> StepShape | None:
@@ -77,7 +83,10 @@ class GraphShapes:
         num_chunk_tokens = int(work.chunk_tokens.sum()) - one_token
         if not num_chunks:
             decodes = _at_least(self._decode_sizes, num_decodes)
-            return None if decodes is None or not num_decodes else self._shape(decodes, 0, 0)
+            if decodes is None or not num_decodes:
+                return None
+            shares = work.shared is not None and decodes >= _MIN_SHARED_DECODES
+            return self._shared(decodes) if shares else self._shape(decodes, 0, 0)
         decodes = _at_least(self._chunk_decodes, num_decodes)
         tokens = _at_least(self._chunk_tokens, num_chunk_tokens)
         if decodes is None or tokens is None or num_chunks > MAX_GRAPH_CHUNKS:
@@ -85,6 +94,9 @@ class GraphShapes:
         if decodes + tokens - num_decodes - num_chunk_tokens > self._max_padding:
             return None
         return self._shape(decodes, MAX_GRAPH_CHUNKS, tokens)
+
+    def _shared(self, num_decodes: int) -> StepShape:
+        return replace(self._shape(num_decodes, 0, 0), num_shared_tiles=max_tiles(num_decodes))
 
     def _shape(self, num_decodes: int, num_chunks: int, num_chunk_tokens: int) -> StepShape:
         return StepShape(

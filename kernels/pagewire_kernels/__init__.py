@@ -1,8 +1,23 @@
 """Pagewire's kernels: one interface, a Triton set for GPUs, a CPU set, and plain torch as the definition of correct."""
 
-from pagewire_kernels.interface import AttentionBatch, KernelSet, QkNorm, SamplingBatch
+from pagewire_kernels.interface import (
+    SHARED_TILE_ROWS,
+    AttentionBatch,
+    KernelSet,
+    QkNorm,
+    SamplingBatch,
+    SharedPrefixes,
+)
 
-__all__ = ["AttentionBatch", "KernelSet", "QkNorm", "SamplingBatch", "load_kernels"]
+__all__ = [
+    "SHARED_TILE_ROWS",
+    "AttentionBatch",
+    "KernelSet",
+    "QkNorm",
+    "SamplingBatch",
+    "SharedPrefixes",
+    "load_kernels",
+]
 
 
 def load_kernels(name: str) -> KernelSet:

@@ -22,6 +22,7 @@ from pagewire_kernels.triton import (
     rms_norm,
     rotary_kv_write,
     sampler,
+    shared_prefix,
     silu_mul,
     skinny_linear,
 )
@@ -94,13 +95,27 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
 
     tiles = launch.decode_tiles(group, shape.dtype, hip)
     splits = {"NUM_SPLITS": 8, "MIN_SPLIT": launch.MIN_SPLIT_TOKENS, "ROWS": tiles.rows, "TILE": tiles.tokens}
+    tile_tokens = shared_prefix.tile_tokens(shape.dtype)
+    shared_tile = {"SHARED_SPLITS": shared_prefix.SHARED_SPLITS, "MIN_SHARED_SPLIT": shared_prefix.MIN_SHARED_SPLIT}
+    shared_tile |= {"SHARED_TILE": tile_tokens}
     partials = {"partial_ptr": "*fp32", "log_sum_ptr": "*fp32", "counters_ptr": "*i32"}
     yield Build(
         f"paged_decode[{shape.name}]",
         paged_decode.paged_decode_kernel,
-        {**pages, **partials, "scale": "fp32", "page_table_stride": "i32"},
-        {**heads, **q_stride, **page_size, **splits, "NUM_STAGES": tiles.num_stages},
+        {**pages, **partials, "scale": "fp32", "page_table_stride": "i32", "shared_lens_ptr": "*i32"},
+        {**heads, **q_stride, **page_size, **splits, **shared_tile, "NUM_STAGES": tiles.num_stages},
         tiles.num_warps,
+    )
+    yield Build(
+        f"shared_prefix[{shape.name}]",
+        shared_prefix.shared_prefix_kernel,
+        dict.fromkeys(("q_ptr", "kv_pages_ptr"), data)
+        | dict.fromkeys(("page_tables_ptr", "members_ptr", "tiles_ptr"), "*i32")
+        | {"partial_ptr": "*fp32", "log_sum_ptr": "*fp32", "scale": "fp32", "page_table_stride": "i32"},
+        {**heads, **q_stride, **page_size, "MEMBERS": 16, "GROUP_ROWS": launch.next_power_of_two(group)}
+        | {"TILE": tile_tokens, "SPLITS": 8, "MIN_SPLIT": 128, "SLOTS": 9, "FIRST_SLOT": 1}
+        | {"PARTIAL_ROWS": tiles.rows, "NUM_STAGES": shared_prefix.num_stages(shape.dtype, hip)},
+        4,
     )
     for max_query_len in (16, 512):
         tiles = launch.chunk_tiles(max_query_len, group, shape.dtype, hip)

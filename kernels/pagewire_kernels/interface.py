@@ -15,6 +15,24 @@ from typing import Protocol
 
 import torch
 
+SHARED_TILE_ROWS = 16
+"""Sequences of one tile of ``SharedPrefixes``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPrefixes:
+    """Which of a step's first D sequences, one query each, begin with the same pages: a hint, results do not change.
+
+    A sequence has more tokens than it shares. Its pages up to ``shared_lens`` are those of its tile's first member.
+    """
+
+    shared_lens: torch.Tensor
+    """int32 [D]: leading tokens that the sequence's tile covers; 0: none."""
+    members: torch.Tensor
+    """int32 [D]: sequences of a tile are neighbours here; entries no tile names are not read."""
+    tiles: torch.Tensor
+    """int32 [tiles, 3]: first place in members, number of members (0: the tile is padding), shared tokens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBatch:
@@ -40,6 +58,7 @@ class AttentionBatch:
     """Largest query length (host side, for grids)."""
     max_kv_len: int
     """Largest ``kv_lens`` (host side, for grids and scratch)."""
+    shared: SharedPrefixes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 poisoned memory, with rows taken over while steps are in flight, and without an allocation on the device."""
 
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from support.gpu_parts import build
 from support.plan_driver import Generation, PlanMaker, generate
 from support.tiny_models import make_model, random_prompt
 
+from gpu_worker import shared_groups
+from gpu_worker.batch_plan import int32s
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.step_shape import decode_sizes
 
@@ -112,3 +115,31 @@ def test_a_step_allocates_nothing_on_the_device(graphs: ModelRunner) -> None:
         launched.append(graphs.launch(plan))
         maker.commit(launched.popleft().wait())
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_rows_that_share_pages_give_the_same(graphs: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """18 rows behind 4 pages of the first one, told as a group once all of them decode."""
+    monkeypatch.setattr(shared_groups, "MIN_SAVED_TOKENS", 1)
+    common = random_prompt(64)
+
+    def outputs(*, told: bool) -> list[list[int]]:
+        poison(graphs)
+        graphs.reset()
+        first = Generation(prompt=[*common, 7], max_tokens=20)
+        others = [
+            Generation(prompt=common + random_prompt(5, seed=n), max_tokens=9, share_with=first) for n in range(17)
+        ]
+        maker = PlanMaker(num_rows=MAX_ROWS, num_pages=graphs.limits.num_pages, page_size=16)
+        maker.submit(first)
+        while (plan := maker.next_plan()) is not None:
+            if len(first.output) == 2 and not others[0].num_computed:
+                maker.submit(*others)
+            if told and others[0].num_computed and not len(plan.chunk_rows):
+                rows = [each.row for each in (first, *others) if each.row is not None]
+                group = {"group_ids": [3], "group_pages": [4], "group_sizes": [len(rows)], "group_rows": rows}
+                plan = replace(plan, **{name: int32s(values) for name, values in group.items()})
+                told = False
+            maker.commit(graphs.launch(plan).wait())
+        return [each.output for each in (first, *others)]
+
+    assert outputs(told=True) == outputs(told=False)

@@ -12,6 +12,7 @@ from pagewire_kernels.triton import TritonKernels
 from support import kernel_checks, sampling_checks
 from support.kernel_cases import (
     ATTENTION_CASES,
+    SHARED_CASES,
     TOLERANCE,
     AttentionCase,
     attention_inputs,
@@ -63,6 +64,12 @@ def test_rotary_kv_write(kernels: TritonKernels, case: AttentionCase, dtype: tor
 def test_row_kernels(kernels: TritonKernels, size: int, dtype: torch.dtype) -> None:
     kernel_checks.check_norms(kernels, size, dtype, "cuda")
     kernel_checks.check_silu_mul(kernels, size, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", SHARED_CASES, ids=lambda case: case.name)
+def test_attention_over_shared_pages(kernels: TritonKernels, case: AttentionCase, dtype: torch.dtype) -> None:
+    kernel_checks.check_shared_attention(kernels, case, dtype, "cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -18,6 +18,8 @@ def test_kernels_compile(target: str) -> None:
         env=environment, capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    for kernel in ("paged_decode", "paged_chunk", "rotary_kv_write", "rms_norm", "add_rms_norm",
-                   "silu_mul", "skinny_linear", "vector_linear", "tile_argmax", "row_argmax", "truncation_threshold"):  # fmt: skip
+    for kernel in (
+        "shared_prefix", "paged_decode", "paged_chunk", "rotary_kv_write", "rms_norm", "add_rms_norm", "silu_mul",
+        "skinny_linear", "vector_linear", "tile_argmax", "row_argmax", "truncation_threshold",
+    ):  # fmt: skip
         assert f"{target} {kernel}" in finished.stdout

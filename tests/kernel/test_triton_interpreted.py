@@ -7,7 +7,7 @@ import pytest
 import torch
 from pagewire_kernels.triton import TritonKernels
 from support import kernel_checks, sampling_checks
-from support.kernel_cases import ATTENTION_CASES, AttentionCase, poison_allocations, sampling_batch
+from support.kernel_cases import ATTENTION_CASES, SHARED_CASES, AttentionCase, poison_allocations, sampling_batch
 from triton import knobs
 
 pytestmark = [
@@ -48,6 +48,11 @@ def test_row_kernels(kernels: TritonKernels, size: int) -> None:
     for dtype in (torch.float32, torch.float16):
         kernel_checks.check_norms(kernels, size, dtype)
         kernel_checks.check_silu_mul(kernels, size, dtype)
+
+
+@pytest.mark.parametrize("case", SHARED_CASES, ids=lambda case: case.name)
+def test_attention_over_shared_pages(kernels: TritonKernels, case: AttentionCase) -> None:
+    kernel_checks.check_shared_attention(kernels, case, torch.float32)
 
 
 def test_linear_of_few_rows(kernels: TritonKernels) -> None:

@@ -14,6 +14,7 @@ def build(path: Path, **options: Any) -> startup.Parts:
         "dtype": "float32",
         "kv_cache_dtype": "auto",
         "load_format": "auto",
+        "tokenizer": None,
         "enforce_eager": False,
         "kernels": "triton",
         "page_size": 16,

@@ -4,11 +4,11 @@ Everything a kernel must not read is poison: pages of nobody, slots past a seque
 tails of page tables hold an id far outside the pool.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from pagewire_kernels import AttentionBatch, SamplingBatch
+from pagewire_kernels import SHARED_TILE_ROWS, AttentionBatch, SamplingBatch, SharedPrefixes
 
 POISON_PAGE_ID = 2**30
 
@@ -60,6 +60,15 @@ ATTENTION_CASES = (
     AttentionCase(name="mixed-gqa3-d64-p32", num_heads=9, num_kv_heads=3, head_dim=64, page_size=32,
                   sequences=((1, 40), (1, 0), (1, 333), (1, 32), (12, 76), (2, 2), (0, 9), (45, 45))),
 )  # fmt: skip
+
+
+SHARED_CASES = (
+    AttentionCase(name="shared-gqa2-d64-p16", num_heads=4, num_kv_heads=2, head_dim=64, page_size=16,
+                  sequences=((1, 400), (1, 337), (1, 0), (1, 700), (1, 370), (1, 337), (1, 90))),
+    AttentionCase(name="shared-gqa3-d64-p32", num_heads=9, num_kv_heads=3, head_dim=64, page_size=32,
+                  sequences=tuple((1, 360 + 7 * number) for number in range(19))),
+)  # fmt: skip
+SHARED_TOKENS = 336
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +135,25 @@ def attention_inputs(
     return AttentionInputs(
         q.to(device, dtype), kv_pages.to(device, dtype), batch_to(attention_batch(case, tables), device), 0.125
     )
+
+
+def share_leading_pages(inputs: AttentionInputs, case: AttentionCase) -> AttentionInputs:
+    """The same inputs with SHARED_TOKENS of every sequence that is longer in the pages of the first one."""
+    pages = SHARED_TOKENS // case.page_size
+    shared_len = pages * case.page_size
+    members = [number for number, (_, kv_len) in enumerate(case.sequences) if kv_len > shared_len]
+    tables, lens = inputs.batch.page_tables.clone(), torch.zeros(len(case.sequences), dtype=torch.int32)
+    tables[members, :pages] = tables[members[0], :pages]
+    lens[members] = shared_len
+    tiles = [(first, min(SHARED_TILE_ROWS, len(members) - first), shared_len)
+             for first in range(0, len(members), SHARED_TILE_ROWS)] + [(0, 0, 0)]  # fmt: skip
+    device = inputs.q.device
+    shared = SharedPrefixes(
+        shared_lens=lens.to(device),
+        members=torch.tensor([*members, POISON_PAGE_ID], dtype=torch.int32, device=device),
+        tiles=torch.tensor(tiles, dtype=torch.int32, device=device),
+    )
+    return replace(inputs, batch=replace(inputs.batch, page_tables=tables, shared=shared))
 
 
 def batch_to(batch: AttentionBatch, device: str) -> AttentionBatch:

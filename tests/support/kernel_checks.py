@@ -4,7 +4,14 @@ import torch
 import torch.nn.functional as F
 from pagewire_kernels import KernelSet, QkNorm, SamplingBatch
 from pagewire_kernels.reference import ReferenceKernels
-from support.kernel_cases import TOLERANCE, AttentionCase, attention_inputs, rotary_inputs, seeded
+from support.kernel_cases import (
+    TOLERANCE,
+    AttentionCase,
+    attention_inputs,
+    rotary_inputs,
+    seeded,
+    share_leading_pages,
+)
 
 REFERENCE = ReferenceKernels()
 ROW_SIZES = (64, 576, 1000)
@@ -16,6 +23,15 @@ def check_attention(kernels: KernelSet, case: AttentionCase, dtype: torch.dtype,
     actual = kernels.paged_attention(inputs.q, inputs.kv_pages, inputs.batch, inputs.scale)
     assert actual.is_contiguous()
     torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
+
+
+def check_shared_attention(kernels: KernelSet, case: AttentionCase, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Shared pages read once give what every sequence reading its own gives; counters are as they were."""
+    inputs = share_leading_pages(attention_inputs(case, dtype, device), case)
+    expected = REFERENCE.paged_attention(inputs.q, inputs.kv_pages, inputs.batch, inputs.scale)
+    for _ in range(2):
+        actual = kernels.paged_attention(inputs.q, inputs.kv_pages, inputs.batch, inputs.scale)
+        torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
 
 
 def check_rotary(
@@ -53,13 +69,13 @@ def check_norms(kernels: KernelSet, size: int, dtype: torch.dtype, device: str =
 def check_linear(kernels: KernelSet, dtype: torch.dtype, device: str = "cpu") -> None:
     """Rows and sizes at every edge of the kernels for few rows, twice: counters must be as they were."""
     generator = seeded(1)
-    for num_outputs, num_inputs in ((64, 512), (1024, 1024), (1088, 4096), (300, 512)):
-        weight, bias = (
-            torch.randn(num_outputs, size, generator=generator).to(device, dtype) for size in (num_inputs, 1)
-        )
+    sizes = ((64, 512), (128, 1024)) if device == "cpu" else ((64, 512), (1024, 1024), (1088, 4096), (300, 512))
+    for num_outputs, num_inputs in sizes:
+        weight = torch.randn(num_outputs, num_inputs, generator=generator).to(device, dtype)
+        bias = torch.randn(num_outputs, generator=generator).to(device, dtype)
         for rows in (1, 2, 16, 17, 32, 33):
             x = torch.randn(rows, num_inputs, generator=generator).to(device, dtype) * num_inputs**-0.5
-            for bias_or_none in (bias.flatten(), None):
+            for bias_or_none in (bias, None):
                 expected = F.linear(x.float(), weight.float(), None if bias_or_none is None else bias_or_none.float())
                 for _ in range(2):
                     actual = kernels.linear(x, weight, bias_or_none)

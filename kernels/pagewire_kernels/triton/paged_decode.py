@@ -6,6 +6,7 @@ One program handles the query heads that share a key/value head over one split o
 once. A sequence short enough for one split is finished there; otherwise each split leaves its normalised partial
 result and its log-sum-exp, and the last split to arrive combines them in split order. Only a counter is atomic, so
 results do not depend on timing. The split of a sequence depends on its length and on the launch's shape alone.
+What sequences share is read by ``shared_prefix.py`` first; here remain their own tokens.
 """
 
 import torch
@@ -22,6 +23,13 @@ from pagewire_kernels.triton.launch import (
     on_hip,
 )
 from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_rows, softmax_step
+from pagewire_kernels.triton.shared_prefix import (
+    MIN_SHARED_SPLIT,
+    SHARED_SPLITS,
+    shared_prefix,
+    shared_split_tokens,
+    tile_tokens,
+)
 
 
 @triton.jit
@@ -32,17 +40,25 @@ def split_tokens(kv_len, NUM_SPLITS: tl.constexpr, MIN_SPLIT: tl.constexpr, TILE
 
 @triton.jit
 def combine_splits(
-    partial_ptr, log_sum_ptr, out_ptr, splits_used, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr
+    partial_ptr,
+    log_sum_ptr,
+    out_ptr,
+    splits_used,
+    shared_splits,
+    NUM_SPLITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Weighs the partial results of one key/value head's rows, in split order."""
+    """Weighs the partial results of one key/value head's rows: own splits in order, then those of shared tokens."""
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, HEAD_DIM)
     exists = rows < GROUP
     peak = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-    for split in tl.range(0, splits_used):
-        split_rows = split * ROWS + rows
+    for part in tl.range(0, splits_used + shared_splits):
+        split_rows = tl.where(part < splits_used, part, part - splits_used + NUM_SPLITS) * ROWS + rows
         log_sum = tl.load(log_sum_ptr + split_rows, mask=exists, other=LOWEST, cache_modifier=".cg")
         source = partial_ptr + split_rows[:, None] * HEAD_DIM + dims[None, :]
         partial = tl.load(source, mask=exists[:, None], other=0.0, cache_modifier=".cg")
@@ -55,7 +71,7 @@ def combine_splits(
     tl.store(target, (weighted / total[:, None]).to(out_ptr.dtype.element_ty), mask=exists[:, None])
 
 
-@triton.jit(do_not_specialize=["page_tables_ptr", "kv_lens_ptr", "page_table_stride"])
+@triton.jit(do_not_specialize=["page_tables_ptr", "kv_lens_ptr", "shared_lens_ptr", "page_table_stride"])
 def paged_decode_kernel(
     q_ptr,
     kv_pages_ptr,
@@ -65,6 +81,7 @@ def paged_decode_kernel(
     partial_ptr,
     log_sum_ptr,
     counters_ptr,
+    shared_lens_ptr,
     scale,
     page_table_stride,
     Q_STRIDE: tl.constexpr,
@@ -76,6 +93,9 @@ def paged_decode_kernel(
     TILE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
+    SHARED_SPLITS: tl.constexpr,
+    MIN_SHARED_SPLIT: tl.constexpr,
+    SHARED_TILE: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     """One split of one (sequence, key/value head). Grid (S, NUM_KV_HEADS, NUM_SPLITS)."""
@@ -84,8 +104,12 @@ def paged_decode_kernel(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     kv_len = tl.load(kv_lens_ptr + sequence)
-    tokens_per_split = split_tokens(kv_len, NUM_SPLITS, MIN_SPLIT, TILE)
-    begin = split * tokens_per_split
+    shared_len = tl.full((), 0, tl.int32)
+    if SHARED_SPLITS > 0:
+        shared_len = tl.load(shared_lens_ptr + sequence)
+    own_len = kv_len - shared_len
+    tokens_per_split = split_tokens(own_len, NUM_SPLITS, MIN_SPLIT, TILE)
+    begin = shared_len + split * tokens_per_split
     end = tl.minimum(begin + tokens_per_split, kv_len)
     if (begin >= kv_len) & (split > 0):
         return
@@ -114,23 +138,29 @@ def paged_decode_kernel(
 
     # A padded sequence (kv_len 0) has total 0 and writes zeros.
     result = weighted / tl.maximum(total, 1.0e-30)[:, None]
-    if tokens_per_split >= kv_len:
+    if (tokens_per_split >= own_len) & (shared_len == 0):
         out_target = out_ptr + sequence * (NUM_HEADS * HEAD_DIM) + head_offsets
         tl.store(out_target, result.to(out_ptr.dtype.element_ty), mask=exists)
     else:
         head = sequence * NUM_KV_HEADS + kv_head
-        partial_row = (head * NUM_SPLITS + split) * ROWS + rows
+        SLOTS: tl.constexpr = NUM_SPLITS + SHARED_SPLITS
+        partial_row = (head * SLOTS + split) * ROWS + rows
         tl.store(partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :], result, mask=exists)
         tl.store(log_sum_ptr + partial_row, peak + tl.log2(total), mask=rows < GROUP)
         tl.debug_barrier()
-        splits_used = tl.cdiv(kv_len, tokens_per_split)
+        splits_used = tl.cdiv(own_len, tokens_per_split)
+        shared_splits = tl.full((), 0, tl.int32)
+        if SHARED_SPLITS > 0:
+            shared_splits = tl.cdiv(
+                shared_len, shared_split_tokens(shared_len, SHARED_SPLITS, MIN_SHARED_SPLIT, SHARED_TILE)
+            )
         if tl.atomic_add(counters_ptr + head, 1, sem="acq_rel") == splits_used - 1:
             tl.debug_barrier()
             combine_splits(
-                partial_ptr + head * (NUM_SPLITS * ROWS * HEAD_DIM),
-                log_sum_ptr + head * (NUM_SPLITS * ROWS),
+                partial_ptr + head * (SLOTS * ROWS * HEAD_DIM),
+                log_sum_ptr + head * (SLOTS * ROWS),
                 out_ptr + sequence * (NUM_HEADS * HEAD_DIM) + kv_head * (GROUP * HEAD_DIM),
-                splits_used, GROUP, HEAD_DIM, ROWS,
+                splits_used, shared_splits, NUM_SPLITS, GROUP, HEAD_DIM, ROWS,
             )  # fmt: skip
             tl.store(counters_ptr + head, 0)
 
@@ -154,9 +184,24 @@ def paged_decode(
     sequences = batch.num_decodes
     tiles = decode_tiles(num_heads // num_kv_heads, kv_pages.dtype, on_hip())
     splits = num_splits(sequences, num_kv_heads, batch.max_kv_len, num_processors(q.device))
-    partial_rows = sequences * num_kv_heads * splits * tiles.rows if splits > 1 else 1
+    shared_splits = SHARED_SPLITS if batch.shared is not None else 0
+    slots = splits + shared_splits
+    partial_rows = sequences * num_kv_heads * slots * tiles.rows if slots > 1 else 1
     partial = torch.empty((partial_rows, head_dim), dtype=torch.float32, device=q.device)
     log_sum = torch.empty((partial_rows,), dtype=torch.float32, device=q.device)
+    if batch.shared is not None:
+        shared_prefix(
+            q,
+            kv_pages,
+            batch,
+            batch.shared,
+            scale,
+            partial,
+            log_sum,
+            num_slots=slots,
+            first_slot=splits,
+            partial_rows=tiles.rows,
+        )
     paged_decode_kernel[(sequences, num_kv_heads, splits)](
         q,
         kv_pages,
@@ -166,6 +211,7 @@ def paged_decode(
         partial,
         log_sum,
         counters,
+        batch.kv_lens if batch.shared is None else batch.shared.shared_lens,
         scale,
         batch.page_tables.stride(0),
         Q_STRIDE=q.stride(0),
@@ -177,6 +223,9 @@ def paged_decode(
         TILE=tiles.tokens,
         NUM_SPLITS=splits,
         MIN_SPLIT=MIN_SPLIT_TOKENS,
+        SHARED_SPLITS=shared_splits,
+        MIN_SHARED_SPLIT=MIN_SHARED_SPLIT,
+        SHARED_TILE=tile_tokens(kv_pages.dtype),
         NUM_STAGES=tiles.num_stages,
         num_warps=tiles.num_warps,
     )

@@ -1,0 +1,94 @@
+"""Groups of rows that share their leading pages, as the plans tell them, and the work of a decode step they save.
+
+The keys and values of shared pages are read once for a tile of rows instead of once a row. What shares is decided by
+the scheduler; here is only kept who belongs together. A row is in one group at most; releasing it takes it out.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from pagewire_kernels import SHARED_TILE_ROWS
+
+from gpu_worker.batch_plan import BatchPlan, Int32s, empty_column
+from gpu_worker.errors import PlanRefusedError
+
+MAX_GROUPS = 16
+"""Of one step; the rows of others read their pages themselves."""
+MIN_SAVED_TOKENS = 8192
+"""Tokens not read by a step from which the additional kernel pays."""
+
+
+def max_tiles(num_decodes: int) -> int:
+    """Tiles that any groups of so many rows need."""
+    return num_decodes // SHARED_TILE_ROWS + MAX_GROUPS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedWork:
+    """The groups of one step; sequences are places among the step's decoding rows."""
+
+    shared_lens: Int32s
+    """Of each decoding row: leading tokens that its tile reads for it; 0: none."""
+    members: Int32s
+    """Sequences, group after group."""
+    tiles: Int32s
+    """[tiles, 3]: first place in ``members``, number of members, shared tokens."""
+
+
+class SharedGroups:
+    """Who shares how many pages."""
+
+    def __init__(self, max_num_seqs: int, page_size: int) -> None:
+        self._page_size = page_size
+        self._group_of = np.full(max_num_seqs, -1, dtype=np.int32)
+        self._num_pages = np.zeros(max_num_seqs, dtype=np.int32)
+
+    def release(self, rows: Int32s) -> None:
+        self._group_of[rows] = -1
+
+    def apply(self, plan: BatchPlan, active: np.ndarray, num_computed: Int32s, page_tables: Int32s) -> None:
+        """Take a plan's changes. Raises PlanRefusedError for rows that do not share what the group says."""
+        ends = np.cumsum(plan.group_sizes)
+        columns = (plan.group_ids.tolist(), plan.group_pages.tolist(), plan.group_sizes.tolist(), ends.tolist())
+        for group_id, num_pages, size, end in zip(*columns, strict=True):
+            self._group_of[self._group_of == group_id] = -1
+            if not size:
+                continue
+            rows = plan.group_rows[end - size : end]
+            if group_id < 0 or int(rows.min()) < 0 or int(rows.max()) >= len(active) or not active[rows].all():
+                raise PlanRefusedError("group_rows: a row that is not active")
+            if num_pages < 1 or (num_computed[rows] < num_pages * self._page_size).any():
+                raise PlanRefusedError("group_pages: more pages than a row has filled")
+            tables = page_tables[rows, :num_pages]
+            if (tables != tables[0]).any():
+                raise PlanRefusedError("group_rows: rows that do not share the group's pages")
+            self._group_of[rows] = group_id
+            self._num_pages[rows] = num_pages
+
+    def of_step(self, decode_rows: Int32s) -> SharedWork | None:
+        """The sharing of these rows; None if it saves too little."""
+        groups = self._group_of[decode_rows]
+        sequences = np.flatnonzero(groups >= 0).astype(np.int32)
+        if len(sequences) < 2:
+            return None
+        sequences = sequences[np.argsort(groups[sequences], kind="stable")]
+        _, starts, counts = np.unique(groups[sequences], return_index=True, return_counts=True)
+        lens = self._num_pages[decode_rows[sequences[starts]]] * np.int32(self._page_size)
+        saved = (counts - 1) * lens
+        if int(saved.sum()) < MIN_SAVED_TOKENS:
+            return None
+        shared_lens = np.zeros(len(decode_rows), dtype=np.int32)
+        tiles: list[tuple[int, int, int]] = []
+        for group in np.argsort(-saved, kind="stable")[:MAX_GROUPS].tolist():
+            start, count, shared = int(starts[group]), int(counts[group]), int(lens[group])
+            if count < 2:
+                continue
+            shared_lens[sequences[start : start + count]] = shared
+            firsts = range(0, count, SHARED_TILE_ROWS)
+            tiles.extend((start + first, min(SHARED_TILE_ROWS, count - first), shared) for first in firsts)
+        return SharedWork(
+            shared_lens=shared_lens, members=sequences, tiles=np.array(tiles, dtype=np.int32).reshape(-1, 3)
+        )
+
+
+NO_SHARED_WORK = SharedWork(shared_lens=empty_column(), members=empty_column(), tiles=empty_column().reshape(-1, 3))
