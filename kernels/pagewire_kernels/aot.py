@@ -117,19 +117,15 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
         | {"PARTIAL_ROWS": tiles.rows, "NUM_STAGES": shared_prefix.num_stages(shape.dtype, hip)},
         4,
     )
-    for max_query_len in (16, 512):
-        tiles = launch.chunk_tiles(max_query_len, group, shape.dtype, hip)
-        yield Build(
-            f"paged_chunk[{shape.name}, {tiles.rows} rows]",
-            paged_chunk.paged_chunk_kernel,
-            {**pages, "query_starts_ptr": "*i32", "scale": "fp32"}
-            | dict.fromkeys(("page_table_stride", "num_decodes", "num_sequences"), "i32"),
-            {**heads, **q_stride, **page_size, "ROWS": tiles.rows, "TILE": tiles.tokens}
-            | {"NUM_STAGES": tiles.num_stages},
-            tiles.num_warps,
-        )
-        if shape.dtype == torch.float32:
-            break
+    tiles = launch.chunk_tiles(shape.dtype, hip)
+    yield Build(
+        f"paged_chunk[{shape.name}]",
+        paged_chunk.paged_chunk_kernel,
+        {**pages, "query_starts_ptr": "*i32", "scale": "fp32"}
+        | dict.fromkeys(("page_table_stride", "num_decodes", "num_sequences"), "i32"),
+        {**heads, **q_stride, **page_size, "ROWS": tiles.rows, "TILE": tiles.tokens, "NUM_STAGES": tiles.num_stages},
+        tiles.num_warps,
+    )
     yield Build(
         f"rotary_kv_write[{shape.name}]",
         rotary_kv_write.rotary_kv_write_kernel,

@@ -64,13 +64,12 @@ def decode_tiles(group_size: int, dtype: torch.dtype, hip: bool) -> AttentionTil
     return AttentionTiles(rows=rows, tokens=64, num_warps=4, num_stages=1 if hip else 3)
 
 
-def chunk_tiles(max_query_len: int, group_size: int, dtype: torch.dtype, hip: bool) -> AttentionTiles:
-    """Tiles for chunks: 128 rows in 8 warps once a chunk fills them (128 rows in 4 warps spill on sm_90)."""
+def chunk_tiles(dtype: torch.dtype, hip: bool) -> AttentionTiles:
+    """Tiles for chunks: small ones, whose causal tails waste less (eight chunks of 1,024 tokens: 140 us against 168 with
+    128 rows x 64 tokens; one of 64: 5.7 against 6.5)."""
     if dtype == torch.float32:
         return AttentionTiles(rows=64, tokens=32, num_warps=8, num_stages=1 if hip else 2)
-    if max_query_len * group_size <= 64:
-        return AttentionTiles(rows=64, tokens=64, num_warps=4, num_stages=1 if hip else 3)
-    return AttentionTiles(rows=128, tokens=64, num_warps=8, num_stages=1 if hip else 3)
+    return AttentionTiles(rows=64, tokens=32, num_warps=4, num_stages=1 if hip else 4)
 
 
 def check_attention_shapes(q: torch.Tensor, kv_pages: torch.Tensor) -> tuple[int, int, int, int]:

@@ -122,7 +122,7 @@ def paged_chunk(
     """
     num_heads, num_kv_heads, head_dim, page_size = check_attention_shapes(q, kv_pages)
     group = num_heads // num_kv_heads
-    tiles = chunk_tiles(batch.max_query_len, group, kv_pages.dtype, on_hip())
+    tiles = chunk_tiles(kv_pages.dtype, on_hip())
     num_sequences = batch.kv_lens.shape[0]
     num_chunks = num_sequences - batch.num_decodes
     num_tiles = (q.shape[0] - batch.num_decodes) // (tiles.rows // group) + num_chunks
