@@ -53,14 +53,14 @@ class LeastLoaded(RoundRobin):
 PLACEMENTS = {"round robin": RoundRobin, "least loaded": LeastLoaded, "pagewire": Placement}
 
 
-def cards(num_workers: int) -> list[WorkerCard]:
+def cards(num_workers: int, num_rows: int = 256) -> list[WorkerCard]:
     """Workers with pages for 131,072 tokens."""
     return [
         WorkerCard(
             worker_id=WorkerId(f"w{number}"),
             num_pages=NUM_PAGES,
             page_size=PAGE_SIZE,
-            max_num_seqs=256,
+            max_num_seqs=num_rows,
             max_num_batched_tokens=2048,
             max_model_len=16_384,
         )
@@ -68,8 +68,8 @@ def cards(num_workers: int) -> list[WorkerCard]:
     ]
 
 
-def config(**others: Any) -> CoreConfig:
-    return CoreConfig(max_num_batched_tokens=2048, max_num_seqs=256, **others)
+def config(num_rows: int = 256, **others: Any) -> CoreConfig:
+    return CoreConfig(max_num_batched_tokens=2048, max_num_seqs=num_rows, **others)
 
 
 def first_tokens(ended: Sequence[Ended]) -> list[float]:

@@ -3,6 +3,7 @@
 from benchmarks.simulate import PLACEMENTS, cards, compare_shares, config
 from benchmarks.simulated_fleet import Fleet
 from benchmarks.simulated_load import Load
+from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.types import Ended
 
 
@@ -28,3 +29,14 @@ def test_shares_keep_a_greedy_tenant_in_its_place() -> None:
     fair, unfair = compare_shares("fairness", 1500, 400.0, 1)
     assert fair["jain_index"] > unfair["jain_index"]
     assert fair["modest_ttft_p99_ms"] < unfair["modest_ttft_p99_ms"]
+
+
+def test_more_rows_do_not_cost_throughput() -> None:
+    """1,024 rows end the same work at least as fast as 256, though they press harder on the pages."""
+    seconds = {}
+    for num_rows in (256, 1024):
+        arrivals = Load(5, 8, {"a": 1.0}).arrivals(900, 2000.0)
+        fleet = Fleet(config(num_rows), Placement(), cards(1, num_rows))
+        seconds[num_rows] = fleet.run(arrivals)
+        assert len(fleet.ended) == 900
+    assert 0.98 * seconds[1024] <= seconds[256], seconds
