@@ -145,7 +145,7 @@ def _check_variables(variables: Any, bad: Violations) -> None:
     if len(variables) > MAX_VARIABLES or sum(map(len, variables.values())) > MAX_VARIABLE_BYTES:
         bad.add(field, f"at most {MAX_VARIABLES} variables of {MAX_VARIABLE_BYTES} characters in all")
         return
-    for name, content in variables.items():
+    for name, content in sorted(variables.items()):
         path = f"{field}[{name[:64]}]"
         if not name.isidentifier() or name.startswith("_") or name in RESERVED_VARIABLES:
             bad.add(path, "must be an identifier that is not reserved and does not begin with an underscore")

@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 import pytest
-from pagewire_client import Client, StackError
+from pagewire_client import Client, StackError, model_path
 from pagewire_client.cli import demo, generation, local, output, serving
-from pagewire_client.cli import models as cli_models
 from pagewire_client.cli.app import app
+from pagewire_client.cli.arguments import RequestOptions
 from pagewire_client.stack import LocalStack
 from support.fake_server import Failure, FakeServer
 from typer.testing import CliRunner, Result
@@ -97,7 +97,8 @@ def test_a_conversation_keeps_its_history(server: FakeServer, monkeypatch: pytes
 
     monkeypatch.setattr("builtins.input", ask)
     with Client(server.target) as client:
-        generation._converse(client, [], {}, timeout=None, as_json=False, stats=False)
+        options: Any = dict.fromkeys(RequestOptions.__annotations__)
+        generation._converse(client, [], options)
     contents = [[message.content for message in request.chat.messages] for request in server.requests]
     assert contents[1] == ["first", "FIRST", "second"]
     assert contents[2] == ["first", "FIRST", "second", "SECOND", "third"]
@@ -135,7 +136,7 @@ def test_version() -> None:
 
 def test_fetch_prints_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.gguf"
-    monkeypatch.setattr(cli_models, "fetch_embedded", lambda progress: path)
+    monkeypatch.setattr(model_path, "fetch_embedded", lambda progress: path)
     assert CliRunner().invoke(app, ["fetch"]).stdout == f"{path}\n"
     assert json.loads(CliRunner().invoke(app, ["fetch", "--json"]).stdout) == {"path": str(path)}
 

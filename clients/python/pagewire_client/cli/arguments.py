@@ -1,8 +1,10 @@
-"""Options several commands share, declared once."""
+"""Options of the commands that make a request, declared once."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, TypedDict, TypeVar, get_type_hints
 
 import typer
 
@@ -60,3 +62,61 @@ TokenIds = Annotated[bool, typer.Option("--token-ids", help="Have token ids sent
 Progress = Annotated[bool, typer.Option("--progress-events", help="Have progress events sent (shown with --json).")]
 Priority = Annotated[int | None, typer.Option(help="Larger is served earlier.")]
 CacheSalt = Annotated[str | None, typer.Option(help="Share cached pages only with requests of the same salt.")]
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class RequestOptions(TypedDict):
+    """What ``generate`` and ``chat`` take beside what they are about, in the order of their help."""
+
+    target: Target
+    json: Json
+    local: Local
+    model: ModelName
+    timeout: Timeout
+    stats: Stats
+    temperature: Temperature
+    top_p: TopP
+    top_k: TopK
+    min_p: MinP
+    seed: Seed
+    frequency_penalty: FrequencyPenalty
+    presence_penalty: PresencePenalty
+    repetition_penalty: RepetitionPenalty
+    max_tokens: MaxTokens
+    min_tokens: MinTokens
+    stop: Stop
+    stop_token_ids: StopTokenIds
+    ignore_eos: IgnoreEos
+    n: Outputs
+    token_ids: TokenIds
+    progress_events: Progress
+    priority: Priority
+    cache_salt: CacheSalt
+
+
+_DEFAULTS: dict[str, Any] = {
+    "target": TARGET_DEFAULT,
+    "json": False,
+    "local": False,
+    "max_tokens": MAX_TOKENS_DEFAULT,
+    "ignore_eos": False,
+    "token_ids": False,
+    "progress_events": False,
+}
+
+
+def takes_request_options(command: Command) -> Command:
+    """A command whose ``**options`` are ``RequestOptions``, shown to typer as parameters."""
+    own = [each for each in inspect.signature(command).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name))
+        for name in RequestOptions.__annotations__
+    ]
+    hints = {**get_type_hints(command, include_extras=True), **get_type_hints(RequestOptions, include_extras=True)}
+    del hints["options"]
+    parameters = [each.replace(annotation=hints[each.name]) for each in (*own, *options)]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = hints
+    return command

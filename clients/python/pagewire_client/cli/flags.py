@@ -126,6 +126,8 @@ FLAGS: tuple[Flag, ...] = (
             "kv-cache-memory-bytes": "size of the KV cache, instead of a share",
             "quantization": "quantization of the checkpoint (default: detected)",
             "tensor-parallel-size": "GPUs a worker (default 1)",
+            "enforce-eager": "true: no CUDA graphs (default false)",
+            "load-format": "auto, or dummy: weights made up, to measure speed (default auto)",
             "kernels": "kernel set: auto, triton, cpu or reference (default auto)",
             "cpu-threads": "threads on a CPU (default: measured)",
             "served-model-name": "name requests use (default: from the model's path)",
