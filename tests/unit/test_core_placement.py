@@ -114,14 +114,22 @@ def test_an_idle_worker_takes_over_what_waits_for_a_row() -> None:
 
 
 def test_an_idle_worker_takes_over_what_its_like_cannot_begin() -> None:
-    """u gets a family of prompts and has one row; v has nothing to do as soon as its own request has ended."""
-    bench = CoreBench(config(rows=1, tokens=64), *(card(name, pages=16) for name in "uv"), function=counting)
-    for key in range(6):
-        bench.submit(key, [*range(40), 100 + key], 4, stops=())
-    bench.submit(6, [7], 1, stops=())
-    bench.finish()
-    workers = [worker_of(bench, key) for key in range(6)]
-    assert workers.count(WorkerId("u")) == 3
+    """All wait at u for the prefix that a computes there; v has nothing to do, and takes one that it can begin."""
+    check_transcript("""
+    core rows=1 tokens=4
+    worker u pages=32 size=4
+    worker v pages=32 size=4
+    submit a 1..40,101 max=1
+    submit b 1..40,102 max=1
+    submit c 1..40,103 max=1
+    plan u
+    plan v
+    ----
+    a admitted on u, 0 cached
+    step 1: a on row 0 page 0 computes 4
+    b admitted on v, 0 cached
+    step 1: b on row 0 page 0 computes 4
+    """)
 
 
 def test_nothing_moves_to_a_worker_that_cannot_begin_it() -> None:
