@@ -120,6 +120,7 @@ class Scheduler:
             return []
         events: list[Event] = []
         for residence in list(worker.rows.values()):
+            worker.collect(residence.request)
             worker.vacate(residence)
             residence.request.move(State.WAITING)
             events.append(self._lost(residence.request))

@@ -40,6 +40,11 @@ def test_a_life_whose_step_failed_after_a_request_of_it_had_ended() -> None:
     live(18235, 150)
 
 
+def test_a_life_whose_worker_went_while_a_row_sat_out() -> None:
+    """The token of a step that was done, of a lane that ends with a later one, must not be lost."""
+    live(882353097344, 60)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("block", range(20))
 def test_many_random_lives(block: int) -> None:
