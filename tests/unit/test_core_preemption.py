@@ -331,10 +331,10 @@ def test_a_worker_lost_while_a_preempted_request_lands_loses_none_of_its_tokens(
     step 2: a1 b1
     a preempted: worker lost
     b preempted: worker lost
-    7 steps: a +7, b +4
+    6 steps: a +6, b +4
     b ended: length, 6 tokens, 8 recomputed, in decode
-    a ended: length, 8 tokens, 7 recomputed, in decode
-    running 0, waiting 0, preemptions 3, computed_tokens 40, output_tokens 15, cached_tokens 0, wasted_tokens 0
+    a ended: length, 8 tokens, 8 recomputed, in decode
+    running 0, waiting 0, preemptions 3, computed_tokens 40, output_tokens 14, cached_tokens 0, wasted_tokens 0
     """)
 
 
