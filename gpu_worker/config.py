@@ -52,7 +52,7 @@ class WorkerConfig(BaseSettings):
     tensor_parallel_size: int = Field(1, ge=1, le=1, description="ranks of this worker")
     served_model_name: str | None = Field(None, min_length=1, description="the model's name for clients; its file name")
     kernels: Literal["auto", "triton", "cpu", "reference"] = Field("auto", description="kernel set; auto by device")
-    enforce_eager: bool = Field(False, description="true: launch steps operation by operation, without CUDA graphs")
+    enforce_eager: bool = Field(False, description="launch steps operation by operation, without CUDA graphs")
     log_format: Literal["text", "json"] = Field("text", description="of the log on stderr")
 
     @field_validator("model")
@@ -130,6 +130,8 @@ def _parser() -> argparse.ArgumentParser:
     for name, field in WorkerConfig.model_fields.items():
         if name == "model":
             parser.add_argument("model", nargs="?", metavar="MODEL", help=field.description)
+        elif field.annotation is bool:
+            parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=field.description)
         else:
             parser.add_argument(_flag(name), dest=name, metavar="VALUE", help=field.description)
     return parser

@@ -95,3 +95,10 @@ def test_a_broken_file_is_one_line(tmp_path: Path) -> None:
         file.write_text(content)
         with pytest.raises(ConfigError, match=r"--config .*allowed: a readable YAML file"):
             load("--config", str(file))
+
+
+def test_a_switch_takes_no_value() -> None:
+    given = ["m", "--scheduler", "ipc:///tmp/s"]
+    assert load_config([*given, "--enforce-eager"]).enforce_eager
+    assert not load_config([*given, "--no-enforce-eager"]).enforce_eager
+    assert not load_config(given).enforce_eager
