@@ -69,6 +69,7 @@ class SchedulerConfig(BaseSettings):
     allow_unauthenticated: bool = Field(False, description="allow a public address without authentication")
     prefix_hash_key_file: Path | None = Field(None, description="32 bytes; made in the state directory if not given")
     state_dir: Path | None = Field(None, description="directory of sockets and keys")
+    trace_file: Path | None = Field(None, description="write each call of the core there, to replay it")
     log_format: Literal["text", "json"] = Field("text", description="form of the log on stderr")
 
     @field_validator("worker_endpoint")

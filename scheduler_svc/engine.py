@@ -25,6 +25,7 @@ from scheduler_svc.messages import FrontMessage, Query, Service
 from scheduler_svc.queries import Queries
 from scheduler_svc.requests import Output
 from scheduler_svc.router import Router
+from scheduler_svc.traced_core import TracedCore, TraceFile
 from scheduler_svc.worker_link import Answered, Joined, LinkEvent, Lost, WorkerLink
 
 _FRAMES_A_ROUND = 256
@@ -45,6 +46,8 @@ class EngineSettings:
     worker_timeout_seconds: float = 3.0
     front_timeout_seconds: float = 3.0
     heartbeat_seconds: float = 0.5
+    trace_file: TraceFile | None = None
+    """Gets every call of the core; closed with the engine."""
 
 
 class Engine:
@@ -62,7 +65,8 @@ class Engine:
         routers = self._bind()
         now = clock()
         patience = {"heartbeat_seconds": settings.heartbeat_seconds, "now": now}
-        self.core = Scheduler(settings.core)
+        trace = settings.trace_file
+        self.core = Scheduler(settings.core) if trace is None else TracedCore(settings.core, trace.write)
         self.workers = WorkerLink(routers[0], timeout_seconds=settings.worker_timeout_seconds, **patience)
         self.fronts = FrontLink(
             routers[1], session=self.workers.session, timeout_seconds=settings.front_timeout_seconds, **patience
@@ -114,6 +118,8 @@ class Engine:
     def close(self, reason: str) -> None:
         self.workers.close(reason)
         self.fronts.close()
+        if self._settings.trace_file is not None:
+            self._settings.trace_file.close()
         self._context.term()
 
     # One round.

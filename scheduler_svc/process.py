@@ -19,6 +19,7 @@ from scheduler_svc.children import FrontFailed, Fronts
 from scheduler_svc.config import SchedulerConfig, runtime_dir
 from scheduler_svc.core.types import CoreConfig, SchedulingPolicy
 from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.traced_core import TraceFile
 
 _FRONT_STOP_SECONDS = 10.0
 _CHECK_SECONDS = 0.1
@@ -92,6 +93,7 @@ class SchedulerProcess:
             front_endpoint=self._front_endpoint,
             hash_key=hash_key,
             worker_timeout_seconds=config.worker_timeout_seconds,
+            trace_file=None if config.trace_file is None else TraceFile(config.trace_file),
             core=CoreConfig(
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_num_seqs=config.max_num_seqs,

@@ -271,6 +271,16 @@ class Request:
             hashes += self._next_names(len(hashes), num_pages, page_size)
         return hashes
 
+    def name_at(self, index: int, page_size: int) -> PageHash | None:
+        """The name of one page; None if it is not full or has none. Keeps nothing."""
+        if self.hashes is None:
+            return None
+        num_known = len(self.hashes)
+        if index < num_known:
+            return self.hashes[index]
+        more = self._next_names(num_known, index + 1, page_size)
+        return more[index - num_known] if index - num_known < len(more) else None
+
     def _next_names(self, start: int, stop: int, page_size: int) -> list[PageHash]:
         """Names of full pages ``start`` to ``stop``, as far as its tokens are known."""
         first, end, num_prompt = start * page_size, stop * page_size, self.num_prompt

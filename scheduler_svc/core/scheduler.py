@@ -108,35 +108,14 @@ class Scheduler:
         page_size = self._placement.page_size
         if page_size and card.page_size != page_size:
             raise WorkerRejected(f"page size is {card.page_size}, the other workers have {page_size}")
-        events = self.remove_worker(card.worker_id, now)
+        events = self._remove(card.worker_id, now)
         self._placement.join(Worker(card, self._config), now)
         return events
 
     def remove_worker(self, worker_id: WorkerId, now: float) -> list[Event]:
         """A worker is gone with all its pages and steps in flight; its requests wait for any worker. Unknown:
         nothing."""
-        worker = self._placement.workers.get(worker_id)
-        if worker is None:
-            return []
-        events: list[Event] = []
-        for residence in list(worker.rows.values()):
-            worker.collect(residence.request)
-            worker.vacate(residence)
-            residence.request.move(State.WAITING)
-            events.append(self._lost(residence.request))
-        for request in worker.landing():
-            worker.collect(request)
-            if request.state is State.LANDING:
-                request.move(State.WAITING)
-                events.append(self._lost(request))
-        mine = [
-            request for request in self._registry if request.worker_id == worker_id and request.state is State.WAITING
-        ]
-        worker.forget_steps()
-        self._placement.leave(worker)
-        self._note(events, now)
-        self._place(mine, now)
-        return events
+        return self._remove(worker_id, now)
 
     def plan(self, worker_id: WorkerId, now: float) -> tuple[BatchPlan | None, list[Event]]:
         """The worker's next step, which is then in flight.
@@ -145,7 +124,7 @@ class Scheduler:
         wait for a result. Requests that have run out of time are ended first, so that nothing is computed for them.
         """
         worker = self._placement.workers.get(worker_id)
-        if worker is None or len(worker.in_flight) >= self._config.max_steps_in_flight:
+        if worker is None or self.is_full(worker_id):
             return None, []
         events = self._expire(now)
         if self.num_waiting and len(self._placement.workers) > 1:
@@ -215,6 +194,11 @@ class Scheduler:
         """Tokens that each tenant was charged, as fairness.py counts them. Costs the number of tenants."""
         return self._accounts.charges()
 
+    def is_full(self, worker_id: WorkerId) -> bool:
+        """Whether a worker has as many steps in flight as it may have; an unknown one has."""
+        worker = self._placement.workers.get(worker_id)
+        return worker is None or len(worker.in_flight) >= self._config.max_steps_in_flight
+
     def is_idle(self, worker_id: WorkerId) -> bool:
         """Whether a worker has nothing in flight, running or waiting; an unknown one has not."""
         worker = self._placement.workers.get(worker_id)
@@ -227,6 +211,30 @@ class Scheduler:
             InvariantViolation: a rule is broken.
         """
         invariants.check(self._placement, self._registry, self._accounts)
+
+    def _remove(self, worker_id: WorkerId, now: float) -> list[Event]:
+        worker = self._placement.workers.get(worker_id)
+        if worker is None:
+            return []
+        events: list[Event] = []
+        for residence in list(worker.rows.values()):
+            worker.collect(residence.request)
+            worker.vacate(residence)
+            residence.request.move(State.WAITING)
+            events.append(self._lost(residence.request))
+        for request in worker.landing():
+            worker.collect(request)
+            if request.state is State.LANDING:
+                request.move(State.WAITING)
+                events.append(self._lost(request))
+        mine = [
+            request for request in self._registry if request.worker_id == worker_id and request.state is State.WAITING
+        ]
+        worker.forget_steps()
+        self._placement.leave(worker)
+        self._note(events, now)
+        self._place(mine, now)
+        return events
 
     def _expire(self, now: float) -> list[Event]:
         events = self._registry.expire(now)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pagewire.internal.v1 import front_pb2
@@ -10,6 +11,9 @@ from support.engine_thread import EngineThread
 from support.raw_front import RawFront, Told
 from support.scripted_rows import Limits
 from support.scripted_worker import ScriptedWorker, plain_script
+
+from scheduler_svc.replay import Replay
+from scheduler_svc.traced_core import TraceFile
 
 LENGTH = front_pb2.END_REASON_LENGTH
 PROBE = list(b"are you well?")
@@ -417,3 +421,18 @@ def test_a_drain_that_takes_too_long_ends_what_runs() -> None:
         front.wait_over(key)
         assert front.requests[key].ended.reason == front_pb2.END_REASON_SHUTDOWN
         assert front.requests[key].ended.retry_ms > 0
+
+
+def test_a_traced_engine_is_replayed_answer_by_answer(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    with EngineThread(trace_file=TraceFile(path)) as engine, ScriptedWorker(engine.worker_endpoint) as worker:
+        with RawFront(engine.front_endpoint) as front:
+            front.wait_ready()
+            keys = [front.submit(PROBE * 4, n=2, max_tokens=40) for _ in range(3)]
+            front.wait_tokens(keys[0], 2)
+            front.cancel(keys[1])
+            front.wait_over(*keys)
+        assert worker.worker_id
+    calls = list(Replay(path))
+    assert all(call.is_equal for call in calls)
+    assert {"add_worker", "submit", "plan", "commit", "cancel"} <= {call.name for call in calls}

@@ -4,7 +4,7 @@ Speaks in small integers: a request's key is its seed too, so that its tokens te
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from support.core_worker import SALT_BITS, FakeWorker, TokenFunction, solo, spread
 
@@ -59,8 +59,14 @@ def card(
 class CoreBench:
     """Workers, requests, and what came of them."""
 
-    def __init__(self, core_config: CoreConfig, *cards: WorkerCard, function: TokenFunction = spread) -> None:
-        self.core = Scheduler(core_config)
+    def __init__(
+        self,
+        core_config: CoreConfig,
+        *cards: WorkerCard,
+        function: TokenFunction = spread,
+        make: Callable[[CoreConfig], Scheduler] = Scheduler,
+    ) -> None:
+        self.core = make(core_config)
         self.config = core_config
         self.function = function
         self.now = 0.0
@@ -84,6 +90,9 @@ class CoreBench:
     def lose(self, name: str = "w") -> None:
         self.workers.pop(WorkerId(name), None)
         self._take(self.core.remove_worker(WorkerId(name), self.now))
+        for key in self.requests.keys() - self.ended.keys() - self.held:
+            num_tokens = self.core.num_output_tokens(RequestKey(key))
+            assert num_tokens == len(self.outputs[key]), f"the core forgot tokens of request {key} that it had told"
 
     def submit(
         self,

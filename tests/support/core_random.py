@@ -1,12 +1,13 @@
 """Random lives of a scheduler core: everything that can happen to it, in an order that a seed decides."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
 from support.core_bench import EOS, CoreBench, card, config
 
-from scheduler_svc.core.types import EndReason, SchedulingPolicy, StepResult, WorkerId
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import CoreConfig, EndReason, SchedulingPolicy, StepResult, WorkerId
 
 HARD_ENDS = (EndReason.CANCELLED, EndReason.DEADLINE, EndReason.TIME_LIMIT, EndReason.SHUTDOWN)
 
@@ -18,7 +19,7 @@ def random_step_seconds(random: Random) -> float:
 class RandomLife:
     """One core with one to three workers; ``act`` does one thing to it, ``finish`` lets everything end."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, make: Callable[[CoreConfig], Scheduler] = Scheduler) -> None:
         self.random = random = Random(seed)
         self.size = random.choice((1, 2, 3, 4, 8))
         self.pages = random.randint(3, 24)
@@ -38,7 +39,7 @@ class RandomLife:
             tenant_fairness=random.random() < 0.8,
             tenant_weights=random.choice(({}, {"x": 3.0, "y": 0.5})),
         )
-        self.bench = CoreBench(limits)
+        self.bench = CoreBench(limits, make=make)
         self.num_joined = 0
         self.num_wounds = 0
         self.heads = [[random.randrange(97) for _ in range(40)] for _ in range(2)]

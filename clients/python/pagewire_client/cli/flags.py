@@ -110,6 +110,7 @@ FLAGS: tuple[Flag, ...] = (
             "allow-unauthenticated": "allow a non-loopback host without authentication",
             "prefix-hash-key-file": "file with the page hash key (default: one in the state directory)",
             "state-dir": "directory for sockets and keys",
+            "trace-file": "file that gets the scheduler's calls, for pagewire replay",
         },
         switches=("enable-prefix-caching", "tenant-fairness", "allow-unauthenticated"),
     ),

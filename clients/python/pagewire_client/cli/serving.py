@@ -1,4 +1,4 @@
-"""``pagewire serve``, ``scheduler`` and ``worker``."""
+"""``pagewire serve``, ``scheduler``, ``worker`` and ``replay``."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def worker(context: typer.Context) -> None:
     """Start a worker: [MODEL] --scheduler ENDPOINT; it takes the place of this process."""
     parsed = parse(context.args, flags_of(Role.WORKER), takes_model=True)
     _become(["-m", "gpu_worker", local_model(parsed.model), *parsed.words_for(Role.WORKER)])
+
+
+def replay(context: typer.Context) -> None:
+    """Replay a trace of a scheduler (--trace-file): FILE [LIMITS]; it takes the place of this process."""
+    _become(["-m", "scheduler_svc.replay", *context.args])
 
 
 def serve(context: typer.Context) -> None:

@@ -1,0 +1,156 @@
+"""``python -m scheduler_svc.replay FILE``: lives a traced life again, call by call, and compares what the core answers.
+
+With limits that differ from the recorded ones it tells what would have been (what_if.py): the same arrivals, the same
+lengths, steps as long as the recorded ones say.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scheduler_svc import trace_format
+from scheduler_svc.core.errors import CoreError
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import CoreConfig, EndReason
+from scheduler_svc.trace_format import TraceError
+from scheduler_svc.what_if import History, compare
+
+_HAS_ENDS = f'"{trace_format.ENDS}":['
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "max_steps_in_flight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One line: a call, what it was about, and what the core answered this time."""
+
+    number: int
+    name: str
+    now: float
+    subject: Any
+    """A request, card, result, key or worker id."""
+    detail: Any
+    """The second argument of ``cancel`` and ``stop``."""
+    answer: Any
+    """None: it was refused."""
+    is_equal: bool
+    """The answer is the recorded one."""
+
+
+class Replay:
+    """The calls of a trace, answered again as they are read."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises: TraceError, OSError."""
+        self._ends = {key: mark for line in _read_lines(path, _HAS_ENDS) for key, mark in line[2][trace_format.ENDS]}
+        self._lines = _read_lines(path)
+        self.config: CoreConfig = trace_format.read_header(next(self._lines, None))
+        self.core = Scheduler(self.config)
+        self._page_size = 0
+
+    def __iter__(self) -> Iterator[Call]:
+        """Raises: TraceError at a line that is none."""
+        for number, line in enumerate(self._lines, 2):
+            try:
+                name, now, written, recorded = line
+                subject, detail = self._read(name, written)
+            except (KeyError, TypeError, ValueError) as error:
+                raise TraceError(f"line {number} is not a call: {error}") from error
+            answer, outcome = self._call(name, subject, detail, now)
+            yield Call(
+                number=number,
+                name=name,
+                now=now,
+                subject=subject,
+                detail=detail,
+                answer=answer,
+                is_equal=outcome == recorded,
+            )
+
+    def _read(self, name: str, written: Any) -> tuple[Any, Any]:
+        """A line's arguments."""
+        if name == "submit":
+            return trace_format.read_request(written, self._page_size, self._ends), None
+        if name == "add_worker":
+            card = trace_format.read_card(written)
+            self._page_size = self._page_size or card.page_size
+            return card, None
+        if name == "commit":
+            return trace_format.read_result(written), None
+        if name not in ("cancel", "stop", "scanned", "remove_worker", "plan", "expire"):
+            raise ValueError(f"there is no {name!r}")
+        subject, detail = (*written, None, None)[:2]
+        return subject, EndReason(detail) if name == "cancel" else detail
+
+    def _call(self, name: str, subject: Any, detail: Any, now: float) -> tuple[Any, str]:
+        """The core's answer, None if it refuses, and what a trace says of it."""
+        arguments = [each for each in (subject, detail) if each is not None]
+        try:
+            answer = getattr(self.core, name)(*arguments, now)
+        except CoreError as error:
+            return None, type(error).__name__
+        return answer, trace_format.digest_of(answer)
+
+
+def _read_lines(path: Path, holding: str = "") -> Iterator[Any]:
+    """The lines of a trace that hold a text; one that was cut off at the end of the file is left out."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if holding in line and line.endswith("\n"):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise TraceError(f"not JSON: {error}") from error
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0: every answer was the recorded one (or there were other limits); 1: not; 2: no trace."""
+    parser = argparse.ArgumentParser(prog="pagewire replay", description="Replay a trace of the scheduler's core.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    for name in _LIMITS:
+        parser.add_argument("--" + name.replace("_", "-"), type=int, help="what if it had been so")
+    options = parser.parse_args(arguments)
+    changes = {name: getattr(options, name) for name in _LIMITS if getattr(options, name) is not None}
+    try:
+        return _run(options.file, changes, options.json)
+    except (TraceError, OSError, ValueError) as error:
+        print(f"error: {options.file}: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(path: Path, changes: dict[str, int], as_json: bool) -> int:
+    replay, history = Replay(path), History()
+    num_calls, differing = 0, 0
+    for call in replay:
+        num_calls += 1
+        differing = differing or (0 if call.is_equal else call.number)
+        history.note(call.name, call.now, call.subject, call.detail, call.answer)
+    counts = replay.core.counts()
+    report: dict[str, Any] = {"calls": num_calls, "steps": counts.num_steps, "equal": not differing}
+    if differing:
+        report["first_difference_in_line"] = differing
+    if changes:
+        report["what_if"] = compare(history, replay.config, changes)
+    _print(report, as_json)
+    return 1 if differing else 0
+
+
+def _print(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report))
+        return
+    table = report.pop("what_if", None)
+    print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in report.items()))
+    if table is not None:
+        names = list(table)
+        print(f"{'':24}" + "".join(f"{name:>24}" for name in names))
+        for row in table[names[0]]:
+            print(f"{row.replace('_', ' '):24}" + "".join(f"{table[name][row]:>24}" for name in names))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

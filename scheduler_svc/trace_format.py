@@ -1,0 +1,197 @@
+"""How calls of the core are written down, and what they leave out: the lines of a trace file.
+
+The first line names the version and holds the core's limits; each further line is one call, ``[name, now, arguments,
+outcome]`` in JSON. Columns are base64 of little-endian int32.
+
+No token is written. Plans depend on tokens in two ways only: whether one ends its request, and which pages hold the
+same chain. So a token is written as a fingerprint of its page's name if it is the last of a page, else as ``STOP`` if
+it is among its request's stop tokens, else as ``BLANK``; a stop token that ends a page is listed besides. Equal chains
+have equal fingerprints and so get equal names in the replay, others do not (31 bits a page). A fingerprint is part of a
+keyed hash: without the deployment's key it tells nothing of the page. Ids of requests, seeds and sampling options are
+not written; names of tenants, lengths and times are.
+
+The outcome is a digest of all that the core answered but for tokens and names of pages: plan, events, keys.
+"""
+
+import base64
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from hashlib import blake2b
+from typing import Any, Final
+
+from scheduler_svc.core.page_hash import hash_pages
+from scheduler_svc.core.types import (
+    CoreConfig,
+    NewRequest,
+    PageHash,
+    SamplingParams,
+    SchedulingPolicy,
+    StepResult,
+    WorkerCard,
+)
+
+TRACE_VERSION = 1
+BLANK, STOP = 0, 1
+ENDS = "ends"
+"""In a result: stop tokens that end a page, as fingerprints; the replay knows them from the beginning."""
+_ROOT = bytes([1]) * 16
+"""Root of all chains in a replay: fingerprints tell salts and models apart."""
+_PLAIN = (int, float, str, Mapping, type(None))
+_LEFT_OUT: Final = {"hash", "parent", "stop_token_id", "sampling"}
+_STANDS_FOR_ITS_LENGTH: Final = {"token_ids"}
+_REQUEST_COLUMNS: Final = {"prompt", "page_hashes", "root_hash", "stop_token_ids", "sampling"}
+_RESULT_COLUMNS: Final = {"rows", "token_ids", "statuses"}
+
+
+class TraceError(ValueError):
+    """The file is no trace, or not one of this version; the message is one line."""
+
+
+def fingerprint(name: bytes) -> int:
+    """What the last token of a page of this name is written as."""
+    return max(int.from_bytes(name[:4], "little") & 0x7FFFFFFF, STOP + 1)
+
+
+def digest_of(answer: object) -> str:
+    """A short name of what the core answered."""
+    return blake2b(repr(_outline(answer)).encode(), digest_size=6).hexdigest()
+
+
+def _outline(value: Any) -> Any:
+    """An answer without tokens and names, the same in every process."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return [
+            type(value).__name__,
+            *(_field(f.name, getattr(value, f.name)) for f in fields(value) if _counts(f.name)),
+        ]
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, array):
+        return value.tolist()
+    if isinstance(value, (tuple, list)):
+        return [_outline(item) for item in value]
+    return value
+
+
+def _field(name: str, value: Any) -> Any:
+    return len(value) if name in _STANDS_FOR_ITS_LENGTH else _outline(value)
+
+
+def _counts(name: str) -> bool:
+    return name not in _LEFT_OUT
+
+
+# Values as JSON and back.
+
+
+def pack(column: "Sequence[int]") -> str:
+    """A column as text."""
+    values = array("i", column)
+    if sys.byteorder != "little":
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def unpack(text: str) -> "array[int]":
+    """The column of a text."""
+    values = array("i", base64.b64decode(text, validate=True))
+    if sys.byteorder != "little":
+        values.byteswap()
+    return values
+
+
+def header(config: CoreConfig) -> dict[str, Any]:
+    """The first line."""
+    return {"pagewire_trace": TRACE_VERSION, "config": _plain_fields(config, ())}
+
+
+def read_header(line: Any) -> CoreConfig:
+    """The limits of a first line.
+
+    Raises: TraceError.
+    """
+    if not isinstance(line, dict) or line.get("pagewire_trace") != TRACE_VERSION:
+        raise TraceError(f"no trace of version {TRACE_VERSION}")
+    try:
+        given = dict(line["config"])
+        return CoreConfig(**{**given, "scheduling_policy": SchedulingPolicy(given["scheduling_policy"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"the config in the first line is not one of this version: {error}") from error
+
+
+def write_request(request: NewRequest, page_size: int) -> dict[str, Any]:
+    """A request without its prompt; ``page_size`` 0 if no worker has joined yet."""
+    names: Sequence[PageHash] = request.page_hashes
+    if request.root_hash and page_size and not names:
+        names = hash_pages(request.root_hash, request.prompt, page_size)
+    return {
+        **_plain_fields(request, _REQUEST_COLUMNS),
+        "num_prompt": len(request.prompt),
+        "num_names": len(request.page_hashes),
+        "pages": pack([fingerprint(name) for name in names]),
+        "cached": bool(request.root_hash),
+        "stops": bool(request.stop_token_ids),
+        "index": request.sampling.output_index,
+    }
+
+
+def read_request(written: Mapping[str, Any], page_size: int, ends: Mapping[int, int]) -> NewRequest:
+    """A request that the core treats as it did the one that was written; ``ends``: of all results of the trace."""
+    given, taken = dict(written), ("num_prompt", "num_names", "pages", "cached", "stops", "index")
+    num_prompt, num_names, pages, is_cached, has_stops, index = (given.pop(name) for name in taken)
+    prompt = array("i", bytes(4 * num_prompt))
+    for number, last in enumerate(unpack(pages)):
+        if (number + 1) * page_size <= num_prompt:
+            prompt[(number + 1) * page_size - 1] = last
+    names = hash_pages(_ROOT, prompt, page_size)[:num_names] if page_size and num_names else []
+    return NewRequest(
+        **given,
+        prompt=prompt,
+        page_hashes=[*names, *[PageHash(_ROOT)] * (num_names - len(names))],
+        root_hash=_ROOT if is_cached else b"",
+        stop_token_ids=frozenset([STOP, ends.get(given["key"], STOP)] if has_stops else []),
+        sampling=SamplingParams(output_index=index),
+    )
+
+
+def write_result(result: StepResult, marks: Sequence[int], ends: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """A result with marks in place of its tokens, all blank if there are none; ``ends``: keys, and marks that stop."""
+    written = _plain_fields(result, _RESULT_COLUMNS)
+    written |= {"rows": pack(result.rows), "num_token_ids": len(result.token_ids)}
+    if ends:
+        written[ENDS] = ends
+    if any(marks):
+        written["token_ids"] = pack(marks)
+    if result.statuses:
+        written["statuses"] = base64.b64encode(result.statuses).decode()
+    return written
+
+
+def read_result(written: Mapping[str, Any]) -> StepResult:
+    """The result as it was written."""
+    given = dict(written)
+    given.pop(ENDS, None)
+    num_token_ids = given.pop("num_token_ids")
+    token_ids = unpack(given.pop("token_ids", "")) or array("i", bytes(4 * num_token_ids))
+    statuses = base64.b64decode(given.pop("statuses", ""))
+    return StepResult(**{**given, "rows": unpack(given["rows"]), "token_ids": token_ids, "statuses": statuses})
+
+
+def write_card(card: WorkerCard) -> dict[str, Any]:
+    """A worker's card."""
+    return _plain_fields(card, ())
+
+
+def read_card(written: Mapping[str, Any]) -> WorkerCard:
+    """The card as it was written."""
+    return WorkerCard(**written)
+
+
+def _plain_fields(value: Any, leave_out: Iterable[str]) -> dict[str, Any]:
+    """Fields of a dataclass as JSON knows them. Columns are written by name, or not at all: they may hold tokens."""
+    named = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in leave_out}
+    plain = {name: one.value if isinstance(one, Enum) else one for name, one in named.items()}
+    return {name: one for name, one in plain.items() if isinstance(one, _PLAIN)}
