@@ -128,3 +128,18 @@ def test_what_the_worker_cannot_load_is_told(tmp_path: Path) -> None:
     tiny = make_model(tmp_path)
     with pytest.raises(StackError, match="--quantization 'nonsense'"):
         LLM(str(tiny.path), quantization="nonsense", **SMALL)
+
+
+def test_par_01_a_seed_gives_outputs_that_differ_and_come_again(llm: LLM) -> None:
+    def texts(**params: object) -> list[list[int]]:
+        made = SamplingParams(max_tokens=20, ignore_eos=True, **params)  # type: ignore[arg-type]
+        (result,) = llm.generate("Once upon a time", made, use_tqdm=False)
+        assert [output.index for output in result.outputs] == list(range(made.n))
+        return [output.token_ids for output in result.outputs]
+
+    seeded = texts(n=4, seed=11)
+    assert seeded == texts(n=4, seed=11)
+    assert len({tuple(each) for each in seeded}) > 1
+    assert texts(n=1, seed=11) == seeded[:1]
+    assert len({tuple(each) for each in texts(n=4)}) > 1
+    assert len({tuple(each) for each in texts(n=4, temperature=0.0)}) == 1
