@@ -85,6 +85,9 @@ class DeviceRows:
             self.page_tables = torch.from_numpy(rows.page_tables).to(device)
             self._buffer = torch.empty(_most_bytes(limits), dtype=torch.uint8, device=device)
             self._staging = PinnedRing(len(self._buffer))
+            self._image = np.empty(len(self._buffer), dtype=np.uint8)
+            self._kept: dict[StepShape, StepInputs] = {}
+            self._last: tuple[StepShape, Columns, int] | None = None
 
     def restore(self) -> None:
         """Copy the host's page tables again, after a step failed half way."""
@@ -102,8 +105,9 @@ class DeviceRows:
             fill_columns(layout.on_host(memory.numpy()), self._rows, work, shape)
             return _view(memory, layout, shape)
         num_appends = len(work.append_rows) if len(work.append_rows) <= _MAX_APPENDS else 0
+        self._fill_image(work, shape, layout)
         on_host = self._staging.begin()
-        fill_columns(layout.on_host(on_host), self._rows, work, shape)
+        on_host[: layout.num_bytes] = self._image[: layout.num_bytes]
         index_start, page_start = layout.num_bytes, layout.num_bytes + 8 * num_appends
         end = page_start + 4 * num_appends
         if num_appends:
@@ -116,12 +120,23 @@ class DeviceRows:
             self.page_tables.view(-1).index_copy_(0, entries, self._buffer[page_start:end].view(torch.int32))
         elif len(work.append_rows):
             self.restore()
-        return self.inputs_of(shape)
+        return self._kept.get(shape) or _view(self._buffer, layout, shape)
 
-    def inputs_of(self, shape: StepShape) -> StepInputs:
-        """Where a step of this shape finds its inputs; on a GPU only."""
-        layout = _layout_of(shape)
-        return _view(self._buffer, layout, shape)
+    def keep(self, inputs: StepInputs) -> None:
+        """Make a shape's inputs once and for all: a graph was captured for it."""
+        self._kept[inputs.shape] = inputs
+
+    def _fill_image(self, work: StepWork, shape: StepShape, layout: "_Layout") -> None:
+        """The step's columns in plain memory, where those of the step before are, so that a step that continues it only
+        moves on by a token."""
+        last = self._last
+        if work.continues and last is not None and last[0] == shape and last[2] == work.number - 1:
+            columns = last[1]
+            move_columns(columns, self._rows, work.decode_rows)
+        else:
+            columns = layout.on_host(self._image)
+            fill_columns(columns, self._rows, work, shape)
+        self._last = (shape, columns, work.number)
 
     def gather(self, inputs: StepInputs) -> tuple[torch.Tensor, AttentionBatch]:
         """Token ids int32 [T] and the batch with the sequences' page tables, read from the rows on the device."""
@@ -277,6 +292,16 @@ def fill_columns(columns: Columns, rows: RequestRows, work: StepWork, shape: Ste
         _pad(columns["shared_lens"], shared.shared_lens, 0)
         _pad(columns["shared_members"], shared.members, 0)
         _pad(columns["shared_tiles"], shared.tiles.ravel(), 0)
+
+
+def move_columns(columns: Columns, rows: RequestRows, decode_rows: Int32s) -> None:
+    """Turn the columns of a step of these decoding rows into those of the next step, which has the same rows."""
+    num_rows, page_size = len(decode_rows), rows.limits.page_size
+    for name in ("kv_lens", "positions", "output_positions"):
+        columns[name][:num_rows] += 1
+    positions = columns["positions"][:num_rows]
+    pages = rows.page_tables[decode_rows, positions // page_size].astype(np.int64)
+    columns["slots"][:num_rows] = pages * page_size + positions % page_size
 
 
 def _fill_sampling(columns: Columns, rows: RequestRows, sampled: Int32s) -> None:

@@ -100,6 +100,7 @@ class ModelRunner:
 
         def prepare(shape: StepShape) -> Callable[[], Sampled]:
             inputs = self._device_rows.upload(_NO_WORK, shape)
+            self._device_rows.keep(inputs)
             return lambda: self._run(inputs)
 
         self.graphs.capture(self.round_shapes().all(), prepare, self.device)

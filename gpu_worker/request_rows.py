@@ -58,6 +58,10 @@ class StepWork:
     copy_destinations: Int32s
     shared: SharedWork | None = None
     """Of a step of decodes alone: who shares leading pages, where that saves enough."""
+    number: int = 0
+    """Counts the steps."""
+    continues: bool = False
+    """The step before computed the same decoding rows and nothing else either."""
 
     @property
     def sampled_rows(self) -> Int32s:
@@ -81,6 +85,9 @@ class RequestRows:
         self.page_tables = np.zeros((size + 1, limits.max_pages), dtype=np.int32)
         """The table past the last row's is that of rows that pad a step."""
         self.groups = SharedGroups(size, limits.page_size)
+        self._num_steps = 0
+        self._last_decodes: StepWork | None = None
+        """The step before, if it decoded all rows that decode now and did nothing else."""
         self.known_ids: list[Int32s] = [np.empty(0, dtype=np.int32)] * size
         """Ids a row began with; what it sampled since stays on the device."""
         self.temperature = np.zeros(size, dtype=np.float32)
@@ -111,10 +118,19 @@ class RequestRows:
         self._check_copies(plan)
         self._check_bookkeeping(plan)
         if len(plan.group_ids):
+            self._last_decodes = None
             self.groups.apply(plan, self.active, self.num_computed, self.page_tables)
-        return self._schedule(plan, columns)
+        self._num_steps += 1
+        if self._last_decodes is not None and not len(plan.chunk_rows) and not len(plan.idle_rows):
+            work = self._continue(plan, columns, self._last_decodes)
+        else:
+            work = self._schedule(plan, columns)
+        only_decodes = len(work.decode_rows) and not len(work.chunk_rows) and not len(plan.idle_rows)
+        self._last_decodes = work if only_decodes else None
+        return work
 
     def _release(self, rows: Int32s) -> None:
+        self._last_decodes = None
         self.active[rows] = False
         self.decoding[rows] = False
         self.num_pages[rows] = 0
@@ -214,6 +230,37 @@ class RequestRows:
             copy_sources=plan.copy_sources,
             copy_destinations=plan.copy_destinations,
             shared=None if len(chunk_rows) else self.groups.of_step(decode_rows),
+            number=self._num_steps,
+        )
+
+    def _continue(self, plan: BatchPlan, append_columns: Int32s, before: StepWork) -> StepWork:
+        """As ``_schedule`` where the rows of the step before decode on: what cannot have changed is not looked at."""
+        rows, page_size = before.decode_rows, self.limits.page_size
+        self._check_totals(plan, len(rows), len(rows))
+        starts = self.num_computed[rows]
+        if int(starts.max()) >= self.limits.max_model_len:
+            raise PlanRefusedError(f"a row would pass {self.limits.max_model_len} tokens")
+        if (self.num_pages[rows] * page_size <= starts).any():
+            raise PlanRefusedError("a row has too few pages for the tokens it computes")
+        if (starts % page_size == 0).any():
+            written = self.page_tables[rows, starts // page_size]
+            if len(np.unique(written)) != len(written):
+                raise PlanRefusedError("two rows would write one page")
+        self.num_computed[rows] = starts + 1
+        self.num_tokens[rows] += 1
+        return StepWork(
+            decode_rows=rows,
+            chunk_rows=before.chunk_rows,
+            chunk_tokens=before.chunk_tokens,
+            sampling_chunks=before.sampling_chunks,
+            append_rows=plan.append_rows,
+            append_columns=append_columns,
+            append_pages=plan.append_pages,
+            copy_sources=plan.copy_sources,
+            copy_destinations=plan.copy_destinations,
+            shared=before.shared,
+            number=self._num_steps,
+            continues=True,
         )
 
     def _check_chunks(self, rows: Int32s, tokens: Int32s) -> None:

@@ -61,6 +61,8 @@ class GraphShapes:
         self._limits = limits
         self._max_padding = int(_LAUNCH_SECONDS * _FLOPS_PER_SECOND / (2 * num_parameters))
         self._decode_sizes = decode_sizes(limits.max_num_seqs)
+        self._decodes = [self._shape(size, 0, 0) for size in self._decode_sizes]
+        self._sharing = [replace(shape, num_shared_tiles=max_tiles(shape.num_decodes)) for shape in self._decodes]
         most = limits.max_num_seqs
         self._chunk_decodes = [*(size for size in _CHUNK_DECODES if size < most), most]
         self._chunk_tokens = [size for size in _CHUNK_TOKENS if size <= limits.max_num_batched_tokens]
@@ -70,23 +72,21 @@ class GraphShapes:
         for num_tokens in reversed(self._chunk_tokens):
             for num_decodes in reversed(self._chunk_decodes):
                 yield self._shape(num_decodes, MAX_GRAPH_CHUNKS, num_tokens)
-        for num_decodes in reversed(self._decode_sizes):
-            if num_decodes >= _MIN_SHARED_DECODES:
-                yield self._shared(num_decodes)
-            yield self._shape(num_decodes, 0, 0)
+        for plain, sharing in zip(reversed(self._decodes), reversed(self._sharing), strict=True):
+            if plain.num_decodes >= _MIN_SHARED_DECODES:
+                yield sharing
+            yield plain
 
     def fitting(self, work: StepWork) -> StepShape | None:
         """The smallest shape that holds the step; None if there is none or it is not worth its padding."""
+        if not len(work.chunk_rows):
+            return self._decode_shape(len(work.decode_rows), shares=work.shared is not None)
         one_token = int((work.chunk_tokens == 1).sum())
         num_decodes = len(work.decode_rows) + one_token
         num_chunks = len(work.chunk_rows) - one_token
         num_chunk_tokens = int(work.chunk_tokens.sum()) - one_token
         if not num_chunks:
-            decodes = _at_least(self._decode_sizes, num_decodes)
-            if decodes is None or not num_decodes:
-                return None
-            shares = work.shared is not None and decodes >= _MIN_SHARED_DECODES
-            return self._shared(decodes) if shares else self._shape(decodes, 0, 0)
+            return self._decode_shape(num_decodes, shares=False)
         decodes = _at_least(self._chunk_decodes, num_decodes)
         tokens = _at_least(self._chunk_tokens, num_chunk_tokens)
         if decodes is None or tokens is None or num_chunks > MAX_GRAPH_CHUNKS:
@@ -95,8 +95,11 @@ class GraphShapes:
             return None
         return self._shape(decodes, MAX_GRAPH_CHUNKS, tokens)
 
-    def _shared(self, num_decodes: int) -> StepShape:
-        return replace(self._shape(num_decodes, 0, 0), num_shared_tiles=max_tiles(num_decodes))
+    def _decode_shape(self, num_decodes: int, *, shares: bool) -> StepShape | None:
+        index = bisect_left(self._decode_sizes, num_decodes)
+        if not num_decodes or index == len(self._decode_sizes):
+            return None
+        return self._sharing[index] if shares and num_decodes >= _MIN_SHARED_DECODES else self._decodes[index]
 
     def _shape(self, num_decodes: int, num_chunks: int, num_chunk_tokens: int) -> StepShape:
         return StepShape(

@@ -13,8 +13,9 @@ from support.plan_driver import Generation, PlanMaker
 
 from gpu_worker.batch_plan import BatchPlan, NewRows, int32s
 from gpu_worker.errors import PlanRefusedError
-from gpu_worker.model_inputs import DeviceRows, exact_shape
-from gpu_worker.request_rows import RequestRows, RowLimits
+from gpu_worker.model_inputs import DeviceRows, _layout_of, exact_shape, fill_columns, move_columns
+from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
+from gpu_worker.step_shape import GraphShapes, StepShape
 
 LIMITS = RowLimits(
     max_num_seqs=8, max_num_batched_tokens=64, max_model_len=40, page_size=4, num_pages=32, vocab_size=100
@@ -271,7 +272,7 @@ def test_inputs_say_what_the_rows_say(data: st.DataObject) -> None:
         budget=data.draw(st.integers(9, 64)),
         seed=data.draw(st.integers(0, 99)),
     )
-    lengths = data.draw(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 8)), min_size=1, max_size=12))
+    lengths = data.draw(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=12))
     generations = [
         Generation(prompt=[(number * 31 + position) % 100 for position in range(length)], max_tokens=tokens)
         for number, (length, tokens) in enumerate(lengths)
@@ -279,12 +280,32 @@ def test_inputs_say_what_the_rows_say(data: st.DataObject) -> None:
     maker.submit(*generations)
     rows = RequestRows(replace(LIMITS, num_pages=96))
     device_rows = DeviceRows(rows, torch.device("cpu"))
+    shapes, before = GraphShapes(rows.limits, 10**8), None
     while (plan := maker.next_plan()) is not None:
         maker.in_flight.popleft()
         work = rows.advance(plan)
         inputs = device_rows.upload(work, exact_shape(rows, work))
         _, attention = device_rows.gather(inputs)
         check_inputs(rows, plan, work.decode_rows.tolist(), inputs, attention)
+        before = check_moved_columns(rows, work, shapes.fitting(work), before)
+
+
+Columns = dict[str, np.ndarray]
+
+
+def check_moved_columns(
+    rows: RequestRows, work: StepWork, shape: StepShape | None, before: Columns | None
+) -> Columns | None:
+    """The columns of the step before, moved on, are those of a step that continues it."""
+    if shape is None:
+        return None
+    columns = _layout_of(shape).on_host(np.full(_layout_of(shape).num_bytes, 77, dtype=np.uint8))
+    fill_columns(columns, rows, work, shape)
+    if work.continues and before is not None:
+        move_columns(before, rows, work.decode_rows)
+        for name, column in columns.items():
+            assert before[name].tolist() == column.tolist(), name
+    return dict(columns)
 
 
 def check_inputs(rows: RequestRows, plan: BatchPlan, decode_rows: list[int], inputs: Any, batch: Any) -> None:
