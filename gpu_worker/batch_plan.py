@@ -42,6 +42,9 @@ class RowOptions:
     min_tokens: int = 0
     stop_token_ids: Int32s = field(default_factory=empty_column)
     """Not to be chosen before ``min_tokens``."""
+    logprobs: int | None = None
+    """Likeliest tokens to report at each output position."""
+    prompt_logprobs: int | None = None
 
     @property
     def changes_logits(self) -> bool:
@@ -104,6 +107,20 @@ class BatchPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowLogprobs:
+    """Log probabilities of consecutive positions of one row: columns of ``width`` entries a position."""
+
+    row: int
+    width: int
+    first_position: int
+    num_prompt_positions: int
+    """0: of one output token."""
+    token_ids: Int32s
+    logprobs: Floats
+    ranks: Int32s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What a step gave: columns of one entry a row that sampled."""
 
@@ -115,3 +132,4 @@ class StepResult:
     step_us: int = 0
     failure: str | None = None
     refusal: str | None = None
+    logprobs: Sequence[RowLogprobs] = ()

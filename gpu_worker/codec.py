@@ -14,7 +14,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 from pagewire.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows, RowOptions, StepResult
+from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows, RowLogprobs, RowOptions, StepResult
 from gpu_worker.errors import PlanRefusedError
 from gpu_worker.model_card import ModelCard
 from gpu_worker.published_pages import Inventory
@@ -127,6 +127,8 @@ def _row_options(body: Any) -> RowOptions:
         bad_words=_bad_words(_int32s(body, "bad_words").tolist()),
         min_tokens=body.min_tokens,
         stop_token_ids=_int32s(body, "stop_token_ids"),
+        logprobs=body.logprobs if body.HasField("logprobs") else None,
+        prompt_logprobs=body.prompt_logprobs if body.HasField("prompt_logprobs") else None,
     )
     _equal_lengths("options", options.bias_token_ids, options.biases)
     return options
@@ -218,8 +220,21 @@ def encode_result(session: int, result: StepResult) -> bytes:
         step_us=result.step_us,
         failure=result.failure,
         refusal=result.refusal,
+        logprobs=[_row_logprobs(each) for each in result.logprobs],
     )
     return _encode(pb.WorkerFrame(session=session, epoch=result.epoch, step_id=result.step_id, result=body))
+
+
+def _row_logprobs(found: RowLogprobs) -> pb.RowLogprobs:
+    return pb.RowLogprobs(
+        row=found.row,
+        width=found.width,
+        num_prompt_positions=found.num_prompt_positions,
+        first_position=found.first_position,
+        token_ids=_bytes(found.token_ids),
+        logprobs=np.ascontiguousarray(found.logprobs, dtype="<f4").tobytes(),
+        ranks=_bytes(found.ranks),
+    )
 
 
 def encode_heartbeat(session: int, epoch: int, last_completed: int, last_received: int) -> bytes:

@@ -11,7 +11,7 @@ they wrote is never published. The device's page tables are copied anew from the
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from gpu_worker.batch_plan import BatchPlan, Int32s, StepResult, empty_column
 from gpu_worker.cuda_graphs import StepGraphs
 from gpu_worker.errors import DeviceLostError, PlanRefusedError
 from gpu_worker.logit_rules import LogitRules
+from gpu_worker.logprobs import StepLogprobs, asked_outputs, sliced_logprobs
 from gpu_worker.model_inputs import DeviceRows, StepInputs, exact_shape
 from gpu_worker.models.llama import LlamaModel
 from gpu_worker.page_pool import copy_pages
+from gpu_worker.prompt_positions import PromptPositions, prompt_positions
 from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
 from gpu_worker.sampler import STATUS_FINE, Sampled, resample_rows, sample_rows
 from gpu_worker.step_shape import GraphShapes, StepShape
@@ -37,6 +39,7 @@ class StepOutput:
     sampled_rows: Int32s
     packed: torch.Tensor | None
     """int32 [2, at least R] on the host: token ids and statuses, valid after the event."""
+    logprobs: StepLogprobs | None = None
     started_event: "torch.cuda.Event | None" = None
     done_event: "torch.cuda.Event | None" = None
     step_us: int = 0
@@ -62,6 +65,7 @@ class StepOutput:
             rows=self.sampled_rows,
             token_ids=token_ids,
             statuses=statuses.astype(np.uint8).tobytes() if (statuses != STATUS_FINE).any() else b"",
+            logprobs=() if self.logprobs is None else self.logprobs.rows(),
             step_us=step_us,
         )
 
@@ -137,23 +141,24 @@ class ModelRunner:
             self._stale = False
         began = time.perf_counter()
         started = self._record_event()
-        shape = self._shape_of(work)
+        prompts = prompt_positions(self._rows, work)
+        shape = self._shape_of(work) if prompts is None else exact_shape(self._rows, work)
         inputs = self._device_rows.upload(work, shape)
         if len(work.copy_sources):
             copy_pages(self._kv_pages, self._page_ids(work.copy_sources), self._page_ids(work.copy_destinations))
         self._rules.follow(plan)
-        packed = torch.empty(2, 0, dtype=torch.int32)
+        packed, logprobs = torch.empty(2, 0, dtype=torch.int32), None
         if plan.num_scheduled_rows:
-            graph = self.graphs.find(shape)
-            sampled = self._run(inputs) if graph is None else graph.replay()
+            sampled = self._sample(inputs, prompts)
             self._apply_rules(sampled, inputs, work)
-            packed = sampled.packed
+            packed, logprobs = sampled.packed, self._logprobs(sampled, prompts, work)
         on_host = self._to_host(packed)
         done = self._record_event()
         return StepOutput(
             plan=plan,
             sampled_rows=work.sampled_rows,
             packed=on_host,
+            logprobs=logprobs,
             started_event=started,
             done_event=done,
             step_us=int((time.perf_counter() - began) * 1e6),
@@ -163,10 +168,25 @@ class ModelRunner:
         fitting = self._shapes.fitting(work) if self._shapes is not None else None
         return exact_shape(self._rows, work) if fitting is None else fitting
 
+    def _sample(self, inputs: StepInputs, prompts: PromptPositions | None) -> Sampled:
+        """The step as if no row had options, but for the prompt positions that are asked for."""
+        graph = self.graphs.find(inputs.shape)
+        if prompts is None:
+            return self._run(inputs) if graph is None else graph.replay()
+        token_ids, attention = self._device_rows.gather(inputs)
+        wanted = torch.cat((inputs.sampling_tokens, self._rules.upload(prompts.tokens)))
+        hidden = self.model.hidden(token_ids, attention, self._kv_pages, wanted)
+        num_sampling = len(inputs.sampling_tokens)
+        sampled = self._sample_logits(self.model.logits(hidden[:num_sampling]), inputs)
+        return replace(sampled, prompt_hidden=hidden[num_sampling:])
+
     def _run(self, inputs: StepInputs) -> Sampled:
         """The step on the device, as if no row had options. Reads nothing back, so it can be captured."""
         token_ids, attention = self._device_rows.gather(inputs)
         logits = self.model.forward(token_ids, attention, self._kv_pages, inputs.sampling_tokens)
+        return self._sample_logits(logits, inputs)
+
+    def _sample_logits(self, logits: torch.Tensor, inputs: StepInputs) -> Sampled:
         if not len(logits):
             return Sampled(torch.empty(2, 0, dtype=torch.int32), logits)
         return sample_rows(
@@ -179,6 +199,23 @@ class ModelRunner:
         if len(places):
             rows, last_ids = work.sampled_rows[places], self._device_rows.last_token_ids
             resample_rows(self._kernels, self._rules, sampled, inputs.sampling, places, rows, last_ids)
+
+    def _logprobs(self, sampled: Sampled, prompts: PromptPositions | None, work: StepWork) -> StepLogprobs | None:
+        """Log probabilities of the rows that ask; None if none does."""
+        places, asked = asked_outputs(self._rows, work.sampled_rows)
+        asked = [*(() if prompts is None else prompts.asked), *asked]
+        if not asked:
+            return None
+        num_top, parts = max(each.num_top for each in asked), []
+        if prompts is not None and sampled.prompt_hidden is not None:
+            chosen = self._rules.upload(prompts.chosen)
+            parts.append(sliced_logprobs(sampled.prompt_hidden, chosen, num_top, self.model.logits))
+        if places:
+            where = self._rules.upload(np.array(places, dtype=np.int64))
+            chosen = sampled.packed[0].index_select(0, where).long()
+            logits = sampled.logits.index_select(0, where)
+            parts.append(sliced_logprobs(logits, chosen, num_top, lambda some: some))
+        return StepLogprobs(asked, self._to_host(torch.cat(parts)))
 
     def _page_ids(self, page_ids: Int32s) -> torch.Tensor:
         column = torch.from_numpy(page_ids.astype(np.int64))

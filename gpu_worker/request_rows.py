@@ -22,6 +22,8 @@ from gpu_worker.shared_groups import SharedGroups, SharedWork
 
 MAX_WORD_TOKENS = 64
 """Of a bad word."""
+MAX_LOGPROBS = 20
+"""Likeliest tokens a row may ask for at each position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +333,8 @@ def _check_options(options: RowOptions, vocab_size: int) -> None:
         raise PlanRefusedError("options: a penalty or bias that is out of range or not finite")
     if any(len(word) > MAX_WORD_TOKENS for word in options.bad_words):
         raise PlanRefusedError(f"bad_words: a word of more than {MAX_WORD_TOKENS} tokens")
+    if max(options.logprobs or 0, options.prompt_logprobs or 0) > MAX_LOGPROBS:
+        raise PlanRefusedError(f"options: log probabilities of more than {MAX_LOGPROBS} tokens")
     words = int32s([token_id for word in options.bad_words for token_id in word])
     for ids in (options.bias_token_ids, options.allowed_token_ids, options.stop_token_ids, words):
         if len(ids):

@@ -28,6 +28,8 @@ class Sampled:
     """int32 [2, R]: token ids, then statuses."""
     logits: torch.Tensor
     """[R, V] as the model gave them."""
+    prompt_hidden: torch.Tensor | None = None
+    """[N, H] of the prompt positions whose log probabilities are asked for."""
 
 
 def sample_rows(

@@ -53,6 +53,8 @@ from scheduler_svc.output_key import MAX_FRONT_KEY, MAX_OUTPUTS
 
 FrontEvent = Any
 """A RequestEvent message, made here and sent from here."""
+FrontLogprobs = Any
+"""An OutputLogprobs message."""
 
 _REASONS = {
     EndReason.STOP_TOKEN: front_pb2.END_REASON_STOP_TOKEN,
@@ -165,6 +167,7 @@ def _result(result: Any) -> WorkerResult | WorkerRefusal:
         statuses=result.statuses,
         failure=result.failure if result.HasField("failure") else None,
         step_seconds=result.step_us / 1e6,
+        logprobs=tuple((each.row, each.SerializeToString()) for each in result.logprobs),
     )
 
 
@@ -363,18 +366,26 @@ def front_frame(
     service: Service | None = None,
     keys: "array[int] | None" = None,
     token_ids: "array[int] | None" = None,
+    logprobs: Iterable[FrontLogprobs] = (),
     events: Iterable[FrontEvent] = (),
     replies: Iterable[Any] = (),
     refusal: str | None = None,
 ) -> bytes:
     """One frame; ``keys`` name the output of each new token. A frame of nothing at all is a heartbeat."""
-    frame = front_pb2.SchedulerToFrontFrame(session=session, events=events, replies=replies, refusal=refusal)
+    frame = front_pb2.SchedulerToFrontFrame(
+        session=session, logprobs=logprobs, events=events, replies=replies, refusal=refusal
+    )
     if service is not None:
         frame.service.CopyFrom(_service(service))
     if keys and token_ids:
         frame.tokens.keys, frame.tokens.token_ids = columns.longs(keys), columns.ints(token_ids)
     frame.heartbeat = service is None and not keys and not frame.events and not frame.replies and refusal is None
     return bytes(frame.SerializeToString())
+
+
+def output_logprobs(key: int, content: bytes) -> FrontLogprobs:
+    """Log probabilities of an output as a worker gave them; ``key`` as tokens have it."""
+    return front_pb2.OutputLogprobs(key=key, logprobs=worker_pb2.RowLogprobs.FromString(content))
 
 
 def _service(service: Service) -> Any:

@@ -30,7 +30,7 @@ from scheduler_svc.core.types import (
 from scheduler_svc.drain_rate import DrainRate
 from scheduler_svc.front_link import FrontLink
 from scheduler_svc.messages import Code, FrontMessage, FrontResume, InvalidSubmission, RequestSummary, Submission
-from scheduler_svc.output_key import RESUMABLE, by_front
+from scheduler_svc.output_key import RESUMABLE, by_front, output_key
 from scheduler_svc.requests import DuplicateRequest, EndedRequests, Output, Request, Requests
 from scheduler_svc.resumptions import Resumptions
 
@@ -256,6 +256,13 @@ class FrontDesk:
                     self.resumptions.add_tokens(keys, token_ids)
                 else:
                     self._link.outbox_of(number).add_tokens(keys, token_ids)
+
+        for key, content in committed.attachments:
+            output = self.requests.output(key)
+            if output is not None and output.ended is None:
+                request = output.request
+                named = output_key(0, request.front_key, output.index)
+                self._link.outbox(request.front_id).add_logprobs(named, content)
 
     def deliver(self, events: Iterable[Event], now: float) -> None:
         for event in events:

@@ -67,6 +67,8 @@ class WorkerResult:
     failure: str | None
     """Why the step failed as a whole; None if it did not."""
     step_seconds: float
+    logprobs: "Sequence[tuple[int, bytes]]" = ()
+    """Log probabilities by row, as they came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

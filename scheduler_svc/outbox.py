@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scheduler_svc import codec
-from scheduler_svc.codec import FrontEvent
+from scheduler_svc.codec import FrontEvent, FrontLogprobs
 from scheduler_svc.messages import Service
 
 MAX_FRAME_TOKENS = 1024 * 1024
@@ -22,6 +22,7 @@ class Outbox:
     def __init__(self) -> None:
         self._keys: array[int] = array("Q")
         self._token_ids: array[int] = array("i")
+        self._logprobs: list[FrontLogprobs] = []
         self._events: list[FrontEvent] = []
         self._progress: dict[tuple[int, str], FrontEvent] = {}
         self._replies: list[Any] = []
@@ -32,6 +33,7 @@ class Outbox:
         return bool(
             self._unsent is not None
             or self._keys
+            or self._logprobs
             or self._events
             or self._progress
             or self._replies
@@ -42,6 +44,10 @@ class Outbox:
         """Tokens, each with the key of its output."""
         self._keys.extend(keys)
         self._token_ids.extend(token_ids)
+
+    def add_logprobs(self, key: int, content: bytes) -> None:
+        """Log probabilities of an output's next token, after the token itself, or of its prompt."""
+        self._logprobs.append(codec.output_logprobs(key, content))
 
     def add_event(self, event: FrontEvent) -> None:
         self._events.append(event)
@@ -70,11 +76,13 @@ class Outbox:
             service=self._service,
             keys=keys,
             token_ids=token_ids,
+            logprobs=self._logprobs,
             events=[*self._progress.values(), *self._events],
             replies=self._replies,
         )
         self._service = None
         self._progress.clear()
+        self._logprobs.clear()
         self._events.clear()
         self._replies.clear()
         return frame

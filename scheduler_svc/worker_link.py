@@ -288,6 +288,7 @@ class WorkerLink:
             rows=body.rows,
             token_ids=body.token_ids,
             statuses=body.statuses,
+            attachments=body.logprobs,
             failed=body.failure is not None,
             seconds=body.step_seconds,
         )

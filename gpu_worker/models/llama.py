@@ -132,6 +132,21 @@ class LlamaModel:
         token_ids [T]; kv_pages one tensor a layer; sampling_tokens int64 [R]: packed tokens whose logits are wanted,
         may be empty. Returns logits [R, vocabulary] in the model's dtype, or [0, 0].
         """
+        x = self.hidden(token_ids, batch, kv_pages, sampling_tokens)
+        return self.logits(x) if len(x) else x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, H] -> logits [R, vocabulary]."""
+        return self._head(hidden)
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        batch: AttentionBatch,
+        kv_pages: Sequence[torch.Tensor],
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
+        """As ``forward``, up to what the head takes: [R, H] of the R packed tokens ``wanted``, or [0, 0]."""
         config, kernels = self.config, self._kernels
         residual = F.embedding(token_ids, self._embedding)
         x = kernels.rms_norm(residual, self._layers[0].input_norm, config.rms_norm_eps)
@@ -141,16 +156,16 @@ class LlamaModel:
             q = kernels.rotary_kv_write(
                 qkv, self._cos_sin, kv_pages[number], batch, config.num_heads, config.num_kv_heads, layer.qk_norm
             )
-            if number == last and sampling_tokens.numel() == 0:
+            if number == last and wanted.numel() == 0:
                 break
             attended = kernels.paged_attention(q, kv_pages[number], batch, self._scale).flatten(1)
             if number == last:
-                attended = attended.index_select(0, sampling_tokens)
-                residual = residual.index_select(0, sampling_tokens)
+                attended = attended.index_select(0, wanted)
+                residual = residual.index_select(0, wanted)
             x = kernels.add_rms_norm(layer.output(attended), residual, layer.post_attention_norm, config.rms_norm_eps)
             x = layer.down(kernels.silu_mul(layer.gate_up(x)))
             next_norm = self._final_norm if number == last else self._layers[number + 1].input_norm
             x = kernels.add_rms_norm(x, residual, next_norm, config.rms_norm_eps)
         else:
-            return self._head(x)
+            return x
         return x.new_empty(0, 0)

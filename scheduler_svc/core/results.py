@@ -17,7 +17,7 @@ from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.request import Lane, Request, Residence, State
 from scheduler_svc.core.step import StepRecord
 from scheduler_svc.core.tally import Tally
-from scheduler_svc.core.types import Committed, EndReason, Event, PrefillProgress, RequestKey, StepResult
+from scheduler_svc.core.types import Committed, EndReason, Event, PrefillProgress, RequestKey, Row, StepResult
 from scheduler_svc.core.worker import Worker
 
 
@@ -32,17 +32,35 @@ def apply_result(worker: Worker, result: StepResult, registry: Registry, tally: 
         if any(result.statuses):
             application.end_nan_rows(result)
         application.take_tokens(result)
+        if result.attachments:
+            application.hand_on(result)
         application.begin_outputs()
         application.publish()
         application.finish()
     application.release()
-    return Committed(keys=application.keys, token_ids=application.token_ids, events=application.events)
+    return Committed(
+        keys=application.keys,
+        token_ids=application.token_ids,
+        attachments=application.attachments,
+        events=application.events,
+    )
 
 
 class Application:
     """One result being applied."""
 
-    __slots__ = ("_at_end", "_now", "_record", "_registry", "_tally", "_worker", "events", "keys", "token_ids")
+    __slots__ = (
+        "_at_end",
+        "_now",
+        "_record",
+        "_registry",
+        "_tally",
+        "_worker",
+        "attachments",
+        "events",
+        "keys",
+        "token_ids",
+    )
 
     def __init__(self, worker: Worker, registry: Registry, tally: Tally, now: float) -> None:
         self._worker = worker
@@ -53,6 +71,7 @@ class Application:
         self._at_end: list[tuple[Request, int]] = []
         self.keys: Sequence[RequestKey] = ()
         self.token_ids: array[int] = array("i")
+        self.attachments: list[tuple[RequestKey, bytes]] = []
         self.events: list[Event] = []
 
     def fail(self) -> None:
@@ -91,6 +110,17 @@ class Application:
         self.keys, self.token_ids = _without(record.sampling_keys, token_ids, record.dropped)
         self._tally.num_output_tokens += len(token_ids) - len(record.dropped)
         self._tally.num_wasted_tokens += len(record.dropped)
+
+    def hand_on(self, result: StepResult) -> None:
+        """Finds out whose row an attachment is about; rows that were not in the step are about nobody."""
+        record = self._record
+        computed = {chunk[0].row: chunk[0].request.key for chunk in record.chunks}
+        for row, content in result.attachments:
+            place = record.place_of(row)
+            if place is not None:
+                computed[Row(row)] = record.lane_at(place).request.key
+            if place not in record.dropped and row in computed:
+                self.attachments.append((computed[Row(row)], content))
 
     def begin_outputs(self) -> None:
         """Notes when first tokens came and tells how far prompts are."""

@@ -193,6 +193,8 @@ class StepResult:
     """One byte a row: 0 fine, 1 NaN; empty: all fine."""
     failed: bool = False
     """The step as a whole failed: no row sampled, no page was reliably written."""
+    attachments: "Sequence[tuple[int, bytes]]" = ()
+    """What the worker says of rows beside their tokens, handed on untouched."""
     seconds: float = 0.0
     """How long the device took for it; 0: not known."""
 
@@ -264,6 +266,8 @@ class Committed:
     """Requests that got a token, each at most once."""
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     """Their tokens; same length as ``keys``."""
+    attachments: "Sequence[tuple[RequestKey, bytes]]" = ()
+    """What the worker says of requests beside their tokens; of a token that is not here neither is that."""
     events: Sequence[Event] = ()
 
 

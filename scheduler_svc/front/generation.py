@@ -16,6 +16,7 @@ from pagewire.v1 import generation_pb2, generation_pb2_grpc
 from scheduler_svc.front.errors import InvalidRequestError, UnsupportedError
 from scheduler_svc.front.in_flight import InFlight
 from scheduler_svc.front.live_request import LiveRequest
+from scheduler_svc.front.logprobs import join_logprobs
 from scheduler_svc.front.many import ManyStream
 from scheduler_svc.front.preparation import Preparation, check_model
 from scheduler_svc.front.resumption import Resumption
@@ -163,6 +164,10 @@ class Collector:
             if kind == "delta":
                 self._texts[event.delta.index].append(event.delta.text)
                 self._response.outputs[event.delta.index].token_ids.extend(event.delta.token_ids)
+                if event.delta.HasField("logprobs"):
+                    join_logprobs(self._response.outputs[event.delta.index].logprobs, event.delta.logprobs)
+            elif kind == "prompt_logprobs":
+                join_logprobs(self._response.prompt_logprobs, event.prompt_logprobs.logprobs)
             elif kind == "finished":
                 self._response.outputs[event.finished.index].finished.CopyFrom(event.finished)
             elif kind == "summary":

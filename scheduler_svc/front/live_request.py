@@ -26,6 +26,7 @@ from scheduler_svc.front.endings import (
     summary_message,
 )
 from scheduler_svc.front.errors import FrontError, UnavailableError
+from scheduler_svc.front.logprobs import MAX_POSITIONS, PromptLogprobs
 from scheduler_svc.front.output import Output
 from scheduler_svc.front.prepared_request import PreparedRequest
 from scheduler_svc.front.scheduler_link import SchedulerLink
@@ -73,6 +74,7 @@ class LiveRequest:
         self._on_news = on_news
         self._wakes_for_tokens = wakes_for_tokens or prepared.stops is not None
         self._outputs = prepared.outputs()
+        self._prompt_logprobs = PromptLogprobs(is_empty=prepared.wants_prompt_logprobs and len(prepared.prompt) == 1)
         self._progress: list[Any] = []
         self._ended: Any = None
         self._error: FrontError | None = None
@@ -130,6 +132,15 @@ class LiveRequest:
                 self.fail(slow_reader_error())
         if self._wakes_for_tokens and not self.is_quiet:
             self._news()
+
+    def add_logprobs(self, index: int, found: Any) -> None:
+        """Log probabilities of one output's next token, or of the prompt."""
+        if index >= len(self._outputs) or self.is_over:
+            return
+        if found.num_prompt_positions:
+            self._prompt_logprobs.add(found)
+        else:
+            self._outputs[index].append_logprobs(found)
 
     def apply(self, event: Any) -> None:
         """A RequestEvent."""
@@ -195,6 +206,7 @@ class LiveRequest:
         if self._error is not None:
             raise self._error
         events, self._progress = self._progress, []
+        events += [self._response(prompt_logprobs=part) for part in self._prompt_logprobs.take()]
         for output in self._outputs:
             if not output.is_finished:
                 self._take_output(output, events)
@@ -231,16 +243,33 @@ class LiveRequest:
             events.append(self._response(finished=finished_message(output)))
 
     def _add_delta(self, output: Output, text: str, token_ids: Any, events: list[Any]) -> None:
-        """A delta, unless it holds nothing the caller wants."""
+        """A delta, unless it holds nothing the caller wants; several if there are many log probabilities."""
         text = text if self._prepared.wants_text else ""
-        token_ids = token_ids if self._prepared.wants_token_ids else ()
-        if text or token_ids:
+        if self._prepared.wants_logprobs:
+            for start in range(0, len(token_ids), MAX_POSITIONS)[:-1]:
+                some = token_ids[start : start + MAX_POSITIONS]
+                num_told = output.num_decoded - len(token_ids) + start + len(some)
+                events.append(self._delta(output, "", some, num_told))
+            token_ids = token_ids[max(0, len(token_ids) - 1) // MAX_POSITIONS * MAX_POSITIONS :]
+        wants_ids = self._prepared.wants_token_ids or self._prepared.wants_logprobs
+        if text or (token_ids and wants_ids):
             # The tail does not raise it, though tokens without text may have come since: so callers know the tail.
-            output.num_told = output.num_told if output.is_finished else output.num_decoded
-            delta = generation_pb2.Delta(
-                index=output.index, text=text, token_ids=token_ids, num_output_tokens=output.num_told
-            )
-            events.append(self._response(delta=delta))
+            num_told = output.num_told if output.is_finished else output.num_decoded
+            events.append(self._delta(output, text, token_ids, num_told))
+
+    def _delta(self, output: Output, text: str, token_ids: Any, num_told: int) -> Any:
+        output.num_told = num_told
+        delta = generation_pb2.Delta(
+            index=output.index,
+            text=text,
+            token_ids=token_ids if self._prepared.wants_token_ids else (),
+            num_output_tokens=num_told,
+        )
+        if self._prepared.wants_logprobs and token_ids:
+            logprobs = output.take_logprobs(len(token_ids))
+            if logprobs is not None:
+                delta.logprobs.CopyFrom(logprobs)
+        return self._response(delta=delta)
 
     def _response(self, **event: Any) -> Any:
         return generation_pb2.GenerateResponse(request_id=self.request_id, **event)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scheduler_svc.front.detokenizer import Detokenizer
+from scheduler_svc.front.logprobs import LogprobColumns
 from scheduler_svc.front.stop_strings import StopMatcher
 
 MAX_PIECE_TOKENS = 8192
@@ -26,6 +27,7 @@ class Output:
     __slots__ = (
         "_detokenizer",
         "_include_stop",
+        "_logprobs",
         "_matcher",
         "_min_tokens",
         "_num_decoded",
@@ -78,6 +80,7 @@ class Output:
         self._matcher = matcher
         self._stop_token_ids = stop_token_ids
         self._include_stop = include_stop
+        self._logprobs = LogprobColumns()
         self._min_tokens = min_tokens
         self._slot = array("i")
         self._ready_text: list[str] = []
@@ -89,7 +92,7 @@ class Output:
     def pending_bytes(self) -> int:
         """About the size of what was not taken yet."""
         ready = sum(map(len, self._ready_text)) if self._ready_text else 0
-        return (len(self._slot) + len(self._ready_ids)) * 4 + ready
+        return (len(self._slot) + len(self._ready_ids)) * 4 + ready + self._logprobs.num_bytes
 
     @property
     def num_unread(self) -> int:
@@ -116,6 +119,15 @@ class Output:
         """New tokens from the scheduler. Those behind a stop string are dropped."""
         if self.stop_string is None:
             self._slot.extend(token_ids)
+
+    def append_logprobs(self, found: Any) -> None:
+        """Log probabilities (RowLogprobs) of the next token that has none yet."""
+        if self.stop_string is None:
+            self._logprobs.append(found)
+
+    def take_logprobs(self, num_tokens: int) -> Any:
+        """Logprobs of the oldest tokens taken whose were not taken; None if there are none."""
+        return self._logprobs.take(num_tokens)
 
     def end(self, ending: Any) -> None:
         """The scheduler's OutputEnded: later tokens do not count."""

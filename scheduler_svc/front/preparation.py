@@ -51,13 +51,26 @@ class Preparation:
         kind = str(request.WhichOneof("prompt"))
         check_fits(prompt, kind, serving.max_request_tokens)
         prepared = _prepared(request, prompt, kind, serving)
-        if once and prepared.submit.n * prepared.submit.max_tokens > MAX_ONCE_TOKENS:
-            raise InvalidRequestError.at(
-                "output.n",
-                f"{prepared.submit.n} outputs of up to {prepared.submit.max_tokens} tokens are too much for one answer "
-                f"({MAX_ONCE_TOKENS} tokens); use Generate or lower stop.max_tokens",
-            )
+        _check_answer(request.output, prepared, once=once)
         return prepared
+
+
+def _check_answer(output: Any, prepared: PreparedRequest, *, once: bool) -> None:
+    """Raises: InvalidRequestError if there would be too much to tell."""
+    submit = prepared.submit
+    num_entries = len(prepared.prompt) * (output.prompt_logprobs + 1) if output.HasField("prompt_logprobs") else 0
+    if num_entries > MAX_ONCE_TOKENS:
+        raise InvalidRequestError.at(
+            "output.prompt_logprobs",
+            f"{num_entries} entries for a prompt of {len(prepared.prompt)} tokens; at most {MAX_ONCE_TOKENS}",
+        )
+    width = output.logprobs + 1 if output.HasField("logprobs") else 1
+    if once and submit.n * submit.max_tokens * width + num_entries > MAX_ONCE_TOKENS:
+        raise InvalidRequestError.at(
+            "output.n",
+            f"{submit.n} outputs of up to {submit.max_tokens} tokens are too much for one answer ({MAX_ONCE_TOKENS} "
+            "tokens, each entry of log probabilities counted as one); use Generate or lower stop.max_tokens",
+        )
 
 
 def check_model(name: str, model: ServedModel) -> None:
@@ -110,6 +123,8 @@ def _described(request: Any, submit: Any, prompt: "array[int]", kind: str, model
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
         wants_text=output.text if output.HasField("text") else True,
         wants_token_ids=output.token_ids,
+        wants_logprobs=output.HasField("logprobs"),
+        wants_prompt_logprobs=output.HasField("prompt_logprobs"),
         wants_prompt_token_ids=output.prompt_token_ids,
         progress_events=output.progress_events,
         max_delay_seconds=output.max_delay_ms / 1000,
@@ -136,7 +151,8 @@ def _submit(request: Any, prompt: "array[int]", stop_token_ids: frozenset[int], 
         submit.options.CopyFrom(options)
     if scheduling.HasField("time_limit_ms"):
         submit.time_limit_ms = scheduling.time_limit_ms
-    if not scheduling.bypass_prefix_cache:
+    # Cached positions have no logits, so a prompt whose log probabilities are wanted is computed whole.
+    if not (scheduling.bypass_prefix_cache or request.output.HasField("prompt_logprobs")):
         model = serving.model.card.digest or serving.model.name
         root = root_hash(serving.hash_key, scheduling.cache_salt, model, request.adapter)
         submit.root_hash = root

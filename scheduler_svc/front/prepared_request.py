@@ -26,6 +26,8 @@ class PreparedRequest:
     skip_special_tokens: bool
     wants_text: bool
     wants_token_ids: bool
+    wants_logprobs: bool
+    wants_prompt_logprobs: bool
     wants_prompt_token_ids: bool
     progress_events: bool
     max_delay_seconds: float

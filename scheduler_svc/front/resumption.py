@@ -39,6 +39,9 @@ class Resumption:
         """Tokens of one output, from its first on."""
         self._heard.append(lambda live: live.add_tokens(index, token_ids))
 
+    def add_logprobs(self, index: int, found: Any) -> None:
+        """A request that asks for them cannot be resumed."""
+
     def apply(self, event: Any) -> None:
         """A RequestEvent."""
         kind = event.WhichOneof("event")

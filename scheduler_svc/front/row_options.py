@@ -37,6 +37,9 @@ def row_options(request: Any, model: ServedModel, stop_token_ids: frozenset[int]
     if min_tokens and stop_token_ids:
         options.min_tokens = min_tokens
         options.stop_token_ids = ints(sorted(stop_token_ids))
+    for name in ("logprobs", "prompt_logprobs"):
+        if request.output.HasField(name):
+            setattr(options, name, getattr(request.output, name))
     _check_choice(sampling.allowed_token_ids, words, stop_token_ids if min_tokens else frozenset())
     return options
 

@@ -44,6 +44,9 @@ class Sink(Protocol):
     def add_tokens(self, index: int, token_ids: Sequence[int]) -> None:
         """New tokens of one output."""
 
+    def add_logprobs(self, index: int, found: Any) -> None:
+        """A pagewire.internal.v1.RowLogprobs of one output's next token, or of the prompt."""
+
     def apply(self, event: Any) -> None:
         """A pagewire.internal.v1.RequestEvent."""
 
@@ -246,6 +249,11 @@ class SchedulerLink:
             self._on_service(frame.service)
         if frame.HasField("tokens"):
             self._apply_tokens(frame.tokens)
+        for each in frame.logprobs:
+            key, index = front_key_and_index(each.key)
+            sink = self._sinks.get(key)
+            if sink is not None:
+                sink.add_logprobs(index, each.logprobs)
         for event in frame.events:
             sink = self._sinks.get(event.key)
             if sink is not None:

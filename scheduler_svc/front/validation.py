@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from scheduler_svc.front.errors import MAX_VIOLATIONS, Violation
+from scheduler_svc.front.logprobs import MAX_LOGPROBS
 from scheduler_svc.front.served_model import ServedModel
 
 MAX_ID_BYTES = 256
@@ -27,7 +28,8 @@ MAX_VARIABLES = 64
 MAX_VARIABLE_BYTES = 65_536
 MAX_ROLE_BYTES = 64
 MAX_ONCE_TOKENS = 1_048_576
-"""Most tokens of all outputs of a GenerateOnce, so that its answer stays below 16 MiB."""
+"""Most tokens of all outputs of a GenerateOnce, entries of log probabilities included, so that its answer stays below
+16 MiB; also most entries of a prompt's log probabilities."""
 LONGEST_MS = 2**53
 UNSUPPORTED = "not supported by this server yet"
 RESERVED_VARIABLES = frozenset({"messages", "add_generation_prompt", "self", "raise_exception", "strftime_now"})
@@ -229,8 +231,8 @@ def _check_stop(stop: Any, model: ServedModel, bad: Violations) -> None:
 def _check_output(output: Any, bad: Violations) -> None:
     if output.HasField("n"):
         bad.unless(1 <= output.n <= MAX_OUTPUTS, "output.n", f"must lie in [1, {MAX_OUTPUTS}]")
-    bad.unless(not output.HasField("logprobs"), "output.logprobs", UNSUPPORTED)
-    bad.unless(not output.HasField("prompt_logprobs"), "output.prompt_logprobs", UNSUPPORTED)
+    for name in ("logprobs", "prompt_logprobs"):
+        bad.unless(getattr(output, name) <= MAX_LOGPROBS, f"output.{name}", f"must be at most {MAX_LOGPROBS}")
     bad.unless(output.max_delay_ms <= MAX_DELAY_MS, "output.max_delay_ms", f"must be at most {MAX_DELAY_MS}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pagewire.internal.v1 import worker_pb2
 
 from gpu_worker import codec as worker_codec
 from gpu_worker import startup
@@ -64,6 +65,8 @@ class CoreRunner:
     def __init__(self, *runners: ModelRunner, num_pages: int = 0, depth: int = 2, **config: Any) -> None:
         self.core = Scheduler(CoreConfig(**{"max_num_batched_tokens": 512, "max_num_seqs": 16, **config}))
         self.outputs: list[list[int]] = []
+        self.logprobs: list[list[Any]] = []
+        """RowLogprobs messages of each request."""
         self.ended: dict[int, Ended] = {}
         self.plans: list[BatchPlan] = []
         self.depth = depth
@@ -87,16 +90,17 @@ class CoreRunner:
         self._seats[worker_id] = _Seat(runner)
         self._take(self.core.add_worker(card, 0.0))
 
-    def submit(self, prompt: Sequence[int], max_tokens: int, **sampling: Any) -> int:
+    def submit(self, prompt: Sequence[int], max_tokens: int, *, caches: bool = True, **sampling: Any) -> int:
         """Its key."""
         token_ids, root = array("i", prompt), root_hash(b"key", "", "model", "")
         key = len(self.outputs)
         self.outputs.append([])
+        self.logprobs.append([])
         request = NewRequest(
             key=RequestKey(key),
             prompt=token_ids,
-            page_hashes=hash_pages(root, token_ids, self.page_size),
-            root_hash=root,
+            page_hashes=hash_pages(root, token_ids, self.page_size) if caches else (),
+            root_hash=root if caches else b"",
             max_tokens=max_tokens,
             stop_token_ids=frozenset(),
             sampling=SamplingParams(**{"temperature": 0.0, **sampling}),
@@ -151,11 +155,14 @@ class CoreRunner:
                 rows=body.rows,
                 token_ids=body.token_ids,
                 statuses=body.statuses,
+                attachments=body.logprobs,
             ),
             0.0,
         )
         for key, token_id in zip(committed.keys, committed.token_ids, strict=True):
             self.outputs[key].append(token_id)
+        for key, content in committed.attachments:
+            self.logprobs[key].append(worker_pb2.RowLogprobs.FromString(content))
         self._take(committed.events)
 
     def _take(self, events: Sequence[Any]) -> None:

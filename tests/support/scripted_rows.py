@@ -59,6 +59,18 @@ class Sampled:
     prompt: tuple[int, ...]
     position: int
     token_id: int
+    num_logprobs: int | None = None
+    """Asked for; None: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPart:
+    """Prompt positions a step computed for a row that asked."""
+
+    row: int
+    num_logprobs: int
+    first_position: int
+    token_ids: tuple[int, ...]
 
 
 def column(content: bytes, name: str, typecode: str = "i") -> "array[Any]":
@@ -77,6 +89,8 @@ class ScriptedRows:
         self.violations: list[str] = []
         """What a real worker could not have noticed: wrong tokens or pages."""
         self.num_computed_tokens = 0
+        self.prompt_parts: list[PromptPart] = []
+        """Of the last step."""
         self.reset()
 
     def reset(self) -> None:
@@ -96,6 +110,7 @@ class ScriptedRows:
         require(plan.num_scheduled_rows == len(chunk_rows) + len(decoding), "num_scheduled_rows")
         require(plan.num_scheduled_tokens == num_tokens <= self.limits.max_num_batched_tokens, "num_scheduled_tokens")
         sampled = []
+        self.prompt_parts = []
         for row, count in [*zip(chunk_rows, chunk_tokens, strict=True), *((row, 1) for row in decoding)]:
             if self._compute(row, count, fails):
                 sampled.append(self._sample(row, fails))
@@ -199,8 +214,17 @@ class ScriptedRows:
             if any(page in other.pages for number, other in self.rows.items() if number != row):
                 self.violations.append(f"row {row} writes page {page}, which another row reads")
             self.slots[page][position % size] = UNKNOWN if fails else held.tokens[position]
+        self._note_prompt(row, held, end)
         held.computed = end
         return end == len(held.tokens)
+
+    def _note_prompt(self, row: int, held: Row, end: int) -> None:
+        if held.options is not None and held.options.HasField("prompt_logprobs"):
+            ids = held.prompt[held.computed + 1 : end + 1]
+            if ids:
+                num = held.options.prompt_logprobs
+                part = PromptPart(row=row, num_logprobs=num, first_position=held.computed + 1, token_ids=ids)
+                self.prompt_parts.append(part)
 
     def _check_pages(self, row: int) -> None:
         """What attention would read is what the row computed or was told to find."""
@@ -218,7 +242,14 @@ class ScriptedRows:
         token_id = self._next_token(held, position)
         held.tokens.append(UNKNOWN if fails else token_id)
         held.decoding = True
-        return Sampled(row=row, prompt=held.prompt, position=position, token_id=token_id)
+        asks = held.options is not None and held.options.HasField("logprobs")
+        return Sampled(
+            row=row,
+            prompt=held.prompt,
+            position=position,
+            token_id=token_id,
+            num_logprobs=held.options.logprobs if asks else None,
+        )
 
     def _next_token(self, held: Row, position: int) -> int:
         """The script's; in place of a stop token that comes too early, FALLBACK."""

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import zmq
 from pagewire.internal.v1 import worker_pb2
-from support.scripted_rows import Limits, PlanRefusedError, Sampled, Script, ScriptedRows
+from support.scripted_rows import Limits, PlanRefusedError, PromptPart, Sampled, Script, ScriptedRows
 from support.toy_tokenizer import BOS, CHAT_TEMPLATE, EOS, SPECIAL_TOKENS, VOCAB_SIZE, tokenizer_json
 
 PROTOCOL_VERSION = 1
@@ -279,6 +279,10 @@ class ScriptedWorker:
             token_ids=array("i", [each.token_id for each in sampled]).tobytes(),
             statuses=statuses if any(statuses) else b"",
             step_us=1000,
+            logprobs=[
+                *(_prompt_logprobs(part) for part in self.rows.prompt_parts),
+                *(_output_logprobs(each, each.num_logprobs) for each in sampled if each.num_logprobs is not None),
+            ],
         )
 
     def _answer(self, step_id: int, result: Any) -> None:
@@ -327,6 +331,39 @@ class ScriptedWorker:
     def _send(self, step_id: int = 0, flags: int = 0, **body: Any) -> None:
         frame = worker_pb2.WorkerFrame(session=self._session, epoch=self._epoch, step_id=step_id, **body)
         self._socket.send(frame.SerializeToString(), flags)
+
+
+def made_up(token_id: int, num_top: int, *, is_likely: bool) -> list[tuple[int, float, int]]:
+    """(id, log probability, rank) of each entry of a position: the ids after the chosen one are likely, it may be."""
+    first = token_id if is_likely else token_id + 1
+    listed = [((first + place) % VOCAB_SIZE, -1.0 - place, place + 1) for place in range(num_top)]
+    unlisted = (token_id, -1.0 - num_top, num_top + 1)
+    return [*listed, (-1, float("-inf"), 0) if is_likely and num_top else unlisted]
+
+
+def _output_logprobs(sampled: Sampled, num_top: int) -> Any:
+    return _row_logprobs(made_up(sampled.token_id, num_top, is_likely=True), row=sampled.row, width=num_top + 1)
+
+
+def _prompt_logprobs(part: PromptPart) -> Any:
+    entries = [each for token_id in part.token_ids for each in made_up(token_id, part.num_logprobs, is_likely=False)]
+    return _row_logprobs(
+        entries,
+        row=part.row,
+        width=part.num_logprobs + 1,
+        first_position=part.first_position,
+        num_prompt_positions=len(part.token_ids),
+    )
+
+
+def _row_logprobs(entries: list[tuple[int, float, int]], **fields: int) -> Any:
+    ids, values, ranks = zip(*entries, strict=True)
+    return worker_pb2.RowLogprobs(
+        token_ids=array("i", ids).tobytes(),
+        logprobs=array("f", values).tobytes(),
+        ranks=array("i", ranks).tobytes(),
+        **fields,
+    )
 
 
 def model_card(digest: str, limits: Limits, extra_texts: tuple[tuple[int, str], ...] = ()) -> Any:

@@ -1,6 +1,7 @@
 """Results that a worker should not send: they end what they must and corrupt nothing."""
 
 from array import array
+from dataclasses import replace
 
 import pytest
 from support.core_bench import CoreBench, card, config
@@ -128,3 +129,22 @@ def test_output_tokens_of_a_running_request_are_counted_when_asked() -> None:
         bench.step()
         assert bench.core.num_output_tokens(RequestKey(0)) == count
     assert bench.core.num_output_tokens(RequestKey(1)) == 0
+
+
+def test_what_is_said_beside_tokens_goes_with_them() -> None:
+    """A chunk's, a token's, and both of one row; not those of a row that was not there or whose request has ended."""
+    bench = CoreBench(config(tokens=4), card(pages=16, size=4), function=counting)
+    bench.submit(0, [1, 2, 3, 4, 5, 6], 5, stops=())
+    bench.plan()
+    bench.execute()
+    said = (StepResult(worker_id=WorkerId("w"), step_id=StepId(1), rows=array("i"), token_ids=array("i")),)
+    committed = bench.commit(replace(said[0], attachments=[(0, b"part"), (7, b"nobody")]))
+    assert committed.attachments == [(0, b"part")]
+    bench.submit(1, [8], 5, stops=())
+    bench.plan()
+    bench.plan()
+    bench.core.cancel(RequestKey(1), EndReason.CANCELLED, 0.0)
+    bench.execute()
+    both = result([0, 1], [1006, 2001])
+    committed = bench.commit(replace(both, attachments=[(0, b"rest"), (0, b"token"), (1, b"late")]))
+    assert committed.attachments == [(0, b"rest"), (0, b"token")]

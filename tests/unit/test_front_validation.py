@@ -98,14 +98,21 @@ def test_min_tokens_is_at_most_max_tokens() -> None:
         assert (violations(stop=pb.StopOptions(**fields)) == {}) is good
 
 
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_lgp_02_log_probabilities_have_a_limit(field: str) -> None:
+    for count in (0, 1, 20, 21, 2**32 - 1):
+        assert list(violations(output=pb.OutputOptions(**{field: count}))) == (
+            [f"output.{field}"] if count > 20 else []
+        )
+
+
 def test_what_is_not_built_is_refused_on_its_field() -> None:
     found = violations(
-        output=pb.OutputOptions(logprobs=0, prompt_logprobs=1),
         structured=pb.StructuredOutput(regex="a"),
         adapter="lora",
     )
     assert set(found.values()) == {UNSUPPORTED}
-    assert sorted(found) == ["adapter", "output.logprobs", "output.prompt_logprobs", "structured.regex"]
+    assert sorted(found) == ["adapter", "structured.regex"]
 
 
 def test_a_resume_grace_has_a_limit_and_excludes_log_probabilities() -> None:

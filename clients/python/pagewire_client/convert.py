@@ -31,6 +31,9 @@ def event(message: generation_pb2.GenerateResponse) -> results.Event | None:
         return finished(message.finished)
     if kind == "summary":
         return summary(message.summary)
+    if kind == "prompt_logprobs":
+        part = message.prompt_logprobs
+        return results.PromptLogprobs(first_position=part.first_position, logprobs=logprobs(part.logprobs))
     return _progress(kind, message)
 
 
@@ -60,7 +63,7 @@ def _delta(message: generation_pb2.Delta) -> results.Delta:
 
 
 def logprobs(message: generation_pb2.Logprobs) -> tuple[tuple[results.TokenLogprob, ...], ...]:
-    """One tuple a token, from columns of ``width`` entries a token. A ragged tail is left out."""
+    """One tuple a token, from columns of ``width`` entries a token. Fillers and a ragged tail are left out."""
     width = message.width
     if width == 0:
         return ()
@@ -73,7 +76,8 @@ def logprobs(message: generation_pb2.Logprobs) -> tuple[tuple[results.TokenLogpr
         results.TokenLogprob(token_id=token_id, logprob=value, rank=rank)
         for token_id, value, rank in zip(token_ids, values, ranks, strict=False)
     ]
-    return tuple(tuple(entries[i : i + width]) for i in range(0, len(entries) - width + 1, width))
+    starts = range(0, len(entries) - width + 1, width)
+    return tuple(tuple(entry for entry in entries[i : i + width] if entry.token_id >= 0) for i in starts)
 
 
 def finished(message: generation_pb2.Finished) -> results.Finished:
@@ -114,6 +118,7 @@ def generation(message: generation_pb2.GenerateOnceResponse) -> results.Generati
         request_id=message.request_id,
         outputs=tuple(_output(output) for output in sorted(message.outputs, key=lambda output: output.index)),
         summary=summary(message.summary),
+        prompt_logprobs=((), *logprobs(message.prompt_logprobs)) if message.HasField("prompt_logprobs") else None,
     )
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 import grpc
 
 from .errors import InternalError
-from .results import Delta, Event, Finished, Generation, Output, Summary, TokenLogprob
+from .results import Delta, Event, Finished, Generation, Output, PromptLogprobs, Summary, TokenLogprob
 
 
 class Joiner:
@@ -21,6 +21,7 @@ class Joiner:
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
         self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
         self._logprobs: defaultdict[int, list[tuple[TokenLogprob, ...]]] = defaultdict(list)
+        self._prompt_logprobs: list[tuple[TokenLogprob, ...]] | None = None
         self._finished: dict[int, Finished] = {}
         self._summary: Summary | None = None
 
@@ -31,6 +32,9 @@ class Joiner:
             self._token_ids[event.index].extend(event.token_ids)
             if event.logprobs is not None:
                 self._logprobs[event.index].extend(event.logprobs)
+        elif isinstance(event, PromptLogprobs):
+            self._prompt_logprobs = self._prompt_logprobs or [()]
+            self._prompt_logprobs.extend(event.logprobs)
         elif isinstance(event, Finished):
             self._finished[event.index] = event
         elif isinstance(event, Summary):
@@ -42,7 +46,12 @@ class Joiner:
         if self._summary is None or unended or not self._finished:
             raise InternalError("the stream ended early", code=grpc.StatusCode.DATA_LOSS)
         outputs = tuple(self._output(self._finished[index]) for index in sorted(self._finished))
-        return Generation(request_id=request_id, outputs=outputs, summary=self._summary)
+        return Generation(
+            request_id=request_id,
+            outputs=outputs,
+            summary=self._summary,
+            prompt_logprobs=None if self._prompt_logprobs is None else tuple(self._prompt_logprobs),
+        )
 
     def _output(self, end: Finished) -> Output:
         return Output(

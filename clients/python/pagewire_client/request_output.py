@@ -44,6 +44,8 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
     metrics: Timings | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """One entry a token of the prompt, the first None, if asked for."""
     error: PagewireError | TypeError | None = None
     finished: bool = True
 
@@ -66,6 +68,7 @@ def request_output(
         outputs=[_completion(output, stop_ids) for output in outcome.outputs],
         num_cached_tokens=outcome.usage.cached_tokens,
         metrics=outcome.summary.timings,
+        prompt_logprobs=_prompt_positions(outcome),
     )
 
 
@@ -97,6 +100,12 @@ def _completion(output: Output, stop_token_ids: Sequence[int]) -> CompletionOutp
         stop_reason=stop_reason,
         logprobs=None if output.logprobs is None else [_position(entries) for entries in output.logprobs],
     )
+
+
+def _prompt_positions(outcome: Generation) -> list[dict[int, Logprob] | None] | None:
+    if outcome.prompt_logprobs is None:
+        return None
+    return [_position(entries) if entries else None for entries in outcome.prompt_logprobs]
 
 
 def _position(entries: Sequence[TokenLogprob]) -> dict[int, Logprob]:

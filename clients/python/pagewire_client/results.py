@@ -136,7 +136,15 @@ class Summary:
     prompt_token_ids: tuple[int, ...] = ()
 
 
-Event = Queued | Admitted | Prefill | Preempted | Heartbeat | Delta | Finished | Summary
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobs:
+    """Log probabilities of consecutive prompt positions, one tuple a position; they come before the first delta."""
+
+    first_position: int
+    logprobs: tuple[tuple[TokenLogprob, ...], ...]
+
+
+Event = Queued | Admitted | Prefill | Preempted | Heartbeat | PromptLogprobs | Delta | Finished | Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +161,15 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Everything a request produced; ``outputs`` are in order of their index."""
+    """Everything a request produced; ``outputs`` are in order of their index.
+
+    ``prompt_logprobs`` has one tuple for each token of the prompt, the first one empty, if they were asked for.
+    """
 
     request_id: str
     outputs: tuple[Output, ...]
     summary: Summary
+    prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
 
     @property
     def text(self) -> str:

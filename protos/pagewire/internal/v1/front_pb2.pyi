@@ -180,7 +180,7 @@ class Query(_message.Message):
     def __init__(self, query_id: _Optional[int] = ..., tenant: _Optional[str] = ..., load: _Optional[bool] = ..., workers: _Optional[bool] = ..., cancel_request_id: _Optional[str] = ..., get_request_id: _Optional[str] = ..., drain_ms: _Optional[int] = ..., explain_request_id: _Optional[str] = ...) -> None: ...
 
 class SchedulerToFrontFrame(_message.Message):
-    __slots__ = ("session", "service", "tokens", "events", "replies", "refusal", "heartbeat")
+    __slots__ = ("session", "service", "tokens", "events", "replies", "refusal", "heartbeat", "logprobs")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +188,7 @@ class SchedulerToFrontFrame(_message.Message):
     REPLIES_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     session: int
     service: Service
     tokens: Tokens
@@ -195,7 +196,16 @@ class SchedulerToFrontFrame(_message.Message):
     replies: _containers.RepeatedCompositeFieldContainer[Reply]
     refusal: str
     heartbeat: bool
-    def __init__(self, session: _Optional[int] = ..., service: _Optional[_Union[Service, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., refusal: _Optional[str] = ..., heartbeat: _Optional[bool] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[OutputLogprobs]
+    def __init__(self, session: _Optional[int] = ..., service: _Optional[_Union[Service, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., refusal: _Optional[str] = ..., heartbeat: _Optional[bool] = ..., logprobs: _Optional[_Iterable[_Union[OutputLogprobs, _Mapping]]] = ...) -> None: ...
+
+class OutputLogprobs(_message.Message):
+    __slots__ = ("key", "logprobs")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    logprobs: _worker_pb2.RowLogprobs
+    def __init__(self, key: _Optional[int] = ..., logprobs: _Optional[_Union[_worker_pb2.RowLogprobs, _Mapping]] = ...) -> None: ...
 
 class Service(_message.Message):
     __slots__ = ("model_card", "num_workers", "page_size", "hash_key", "max_request_tokens", "max_num_seqs", "draining", "retry_ms")
