@@ -176,7 +176,9 @@ def encode_hello(epoch: int, card: WorkerCard, inventory: Inventory) -> bytes:
         max_model_len=card.max_model_len,
         model_card=_model_card(card.model_card),
         cache_fingerprint=card.cache_fingerprint,
-        inventory=pb.Inventory(pages=inventory.pages, hashes=inventory.hashes, parents=inventory.parents),
+        inventory=pb.Inventory(
+            pages=inventory.pages, hashes=inventory.hashes, parents=inventory.parents, identity=inventory.identity
+        ),
         num_ranks=1,
         rank=0,
         pid=card.pid,

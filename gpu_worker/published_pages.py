@@ -4,12 +4,15 @@ Updated as plans are applied, in order; a page that is written again was evicted
 """
 
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from gpu_worker.batch_plan import BatchPlan
 
 HASH_BYTES = 16
+MOST_PAGES = 1 << 17
+"""Pages of one inventory; more would keep the scheduler busy for too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +22,7 @@ class Inventory:
     pages: bytes = b""
     hashes: bytes = b""
     parents: bytes = b""
+    identity: bytes = b""
 
 
 class PublishedPages:
@@ -26,6 +30,7 @@ class PublishedPages:
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[bytes, bytes]] = {}
+        self._identity = b""
 
     def apply(self, plan: BatchPlan) -> None:
         """Take over what a plan evicts and publishes."""
@@ -35,14 +40,18 @@ class PublishedPages:
             part = slice(position * HASH_BYTES, (position + 1) * HASH_BYTES)
             self._names[page] = (plan.published_hashes[part], plan.published_parents[part])
 
-    def forget(self) -> None:
-        """The scheduler did not take the inventory."""
-        self._names.clear()
+    def join(self, is_accepted: bool, identity: bytes) -> None:
+        """A scheduler took the inventory, or did not; from now on pages are named under ``identity``."""
+        if not is_accepted:
+            self._names.clear()
+        self._identity = identity
 
     def inventory(self) -> Inventory:
-        """All names as columns."""
+        """The names as columns, those that were given first if there are too many: pages before their followers."""
+        names = dict(islice(self._names.items(), MOST_PAGES))
         return Inventory(
-            pages=np.fromiter(self._names, dtype="<i4", count=len(self._names)).tobytes(),
-            hashes=b"".join(name for name, _ in self._names.values()),
-            parents=b"".join(parent for _, parent in self._names.values()),
+            pages=np.fromiter(names, dtype="<i4", count=len(names)).tobytes(),
+            hashes=b"".join(name for name, _ in names.values()),
+            parents=b"".join(parent for _, parent in names.values()),
+            identity=self._identity,
         )

@@ -44,6 +44,8 @@ class Joined:
     epoch: int
     worker_id: str
     inventory_accepted: bool
+    cache_identity: bytes
+    """Comes back with the next inventory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +228,12 @@ class _LinkLoop:
         self._heartbeat_seconds = (frame.body.heartbeat_ms or 500) / 1000
         self._next_beat = 0.0
         self._emit(
-            Joined(epoch=self._epoch, worker_id=frame.body.worker_id, inventory_accepted=frame.body.inventory_accepted)
+            Joined(
+                epoch=self._epoch,
+                worker_id=frame.body.worker_id,
+                inventory_accepted=frame.body.inventory_accepted,
+                cache_identity=frame.body.cache_identity,
+            )
         )
 
     def _refusal(self, frame: codec.Frame) -> None:

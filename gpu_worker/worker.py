@@ -67,8 +67,7 @@ class Worker:
 
     def _join(self, event: Joined) -> None:
         self._runner.reset()
-        if not event.inventory_accepted:
-            self._published.forget()
+        self._published.join(event.inventory_accepted, event.cache_identity)
         self._epoch = event.epoch
         self._log.info("joined", worker_id=event.worker_id)
 

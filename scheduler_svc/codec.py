@@ -24,8 +24,10 @@ from scheduler_svc.core.types import (
     EndReason,
     NewRow,
     PageHash,
+    PageId,
     Preempted,
     PrefillProgress,
+    Published,
     SamplingParams,
     WorkerId,
 )
@@ -151,7 +153,20 @@ def _hello(hello: Any) -> WorkerHello:
         digest=card.digest,
         vocab_size=card.vocab_size,
         model_card=card.SerializeToString(),
+        cache_fingerprint=hello.cache_fingerprint,
+        inventory=_inventory(hello.inventory),
+        inventory_identity=hello.inventory.identity,
     )
+
+
+def _inventory(inventory: Any) -> list[Published]:
+    pages = read_ints(inventory.pages, "pages")
+    hashes, parents = read_hashes(inventory.hashes, "hashes"), read_hashes(inventory.parents, "parents")
+    columns.equal_lengths(pages=pages, hashes=hashes, parents=parents)
+    return [
+        Published(page=PageId(page), hash=PageHash(name), parent=PageHash(parent))
+        for page, name, parent in zip(pages, hashes, parents, strict=True)
+    ]
 
 
 def _result(result: Any) -> WorkerResult | WorkerRefusal:
@@ -174,8 +189,22 @@ def _result(result: Any) -> WorkerResult | WorkerRefusal:
 # To workers.
 
 
-def welcome(session: int, epoch: int, worker_id: str, first_step_id: int, heartbeat_ms: int) -> bytes:
-    body = worker_pb2.Welcome(worker_id=worker_id, first_step_id=first_step_id, heartbeat_ms=heartbeat_ms)
+def welcome(
+    session: int,
+    epoch: int,
+    worker_id: str,
+    first_step_id: int,
+    heartbeat_ms: int,
+    inventory_accepted: bool = False,
+    cache_identity: bytes = b"",
+) -> bytes:
+    body = worker_pb2.Welcome(
+        worker_id=worker_id,
+        first_step_id=first_step_id,
+        heartbeat_ms=heartbeat_ms,
+        inventory_accepted=inventory_accepted,
+        cache_identity=cache_identity,
+    )
     return _worker_frame(session, epoch, welcome=body)
 
 

@@ -64,10 +64,16 @@ class Engine:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         routers = self._bind()
         now = clock()
-        patience = {"heartbeat_seconds": settings.heartbeat_seconds, "now": now}
+        patience: dict[str, float] = {"heartbeat_seconds": settings.heartbeat_seconds, "now": now}
         trace = settings.trace_file
         self.core = Scheduler(settings.core) if trace is None else TracedCore(settings.core, trace.write)
-        self.workers = WorkerLink(routers[0], timeout_seconds=settings.worker_timeout_seconds, **patience)
+        self.workers = WorkerLink(
+            routers[0],
+            timeout_seconds=settings.worker_timeout_seconds,
+            hash_key=settings.hash_key,
+            takes_inventories=settings.core.enable_prefix_caching,
+            **patience,
+        )
         self.fronts = FrontLink(
             routers[1], session=self.workers.session, timeout_seconds=settings.front_timeout_seconds, **patience
         )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from scheduler_svc.core.types import EndReason, PageHash, SamplingParams
+from scheduler_svc.core.types import EndReason, PageHash, Published, SamplingParams
 
 PROTOCOL_VERSION = 1
 """Outputs of one request at most."""
@@ -50,6 +50,10 @@ class WorkerHello:
     vocab_size: int
     model_card: bytes
     """As it came; handed on to the fronts."""
+    cache_fingerprint: bytes = b""
+    inventory: Sequence[Published] = ()
+    inventory_identity: bytes = b""
+    """Under which identity the inventory's names were learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,13 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Any, Final
 
-from scheduler_svc.core.page_hash import hash_pages
+from scheduler_svc.core.page_hash import NO_PARENT, hash_pages
 from scheduler_svc.core.types import (
     CoreConfig,
     NewRequest,
     PageHash,
+    PageId,
+    Published,
     SamplingParams,
     SchedulingPolicy,
     StepResult,
@@ -181,13 +183,34 @@ def read_result(written: Mapping[str, Any]) -> StepResult:
 
 
 def write_card(card: WorkerCard) -> dict[str, Any]:
-    """A worker's card."""
-    return _plain_fields(card, ())
+    """A worker's card; of its inventory the pages, fingerprints and places of their parents in it (-1: none)."""
+    places = {each.hash: place for place, each in enumerate(card.inventory)}
+    return {
+        **_plain_fields(card, ("inventory",)),
+        "pages": pack([each.page for each in card.inventory]),
+        "names": pack([fingerprint(each.hash) for each in card.inventory]),
+        "parents": pack([places.get(each.parent, -1 - (each.parent != NO_PARENT)) for each in card.inventory]),
+    }
 
 
 def read_card(written: Mapping[str, Any]) -> WorkerCard:
-    """The card as it was written."""
-    return WorkerCard(**written)
+    """The card as it was written, its inventory named as the replay names pages."""
+    given = dict(written)
+    pages, names, parents = (unpack(given.pop(name)) for name in ("pages", "names", "parents"))
+    found: dict[int, PageHash] = {-1: NO_PARENT}
+    waiting = list(range(len(pages)))
+    while ready := [place for place in waiting if parents[place] in found]:
+        for place in ready:
+            page, parent = array("i", bytes(4 * given["page_size"])), found[parents[place]]
+            page[-1] = names[place]
+            found[place] = hash_pages(_ROOT, page, len(page), None if parent == NO_PARENT else parent)[0]
+        waiting = [place for place in waiting if place not in found]
+    inventory = [
+        Published(page=PageId(page), hash=found[place], parent=found[parents[place]])
+        for place, page in enumerate(pages)
+        if place in found
+    ]
+    return WorkerCard(**given, inventory=inventory)
 
 
 def _plain_fields(value: Any, leave_out: Iterable[str]) -> dict[str, Any]:

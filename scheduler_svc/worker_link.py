@@ -13,12 +13,16 @@ again has to wait (``join_pace.py``).
 import secrets
 from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from scheduler_svc import codec
 from scheduler_svc.codec import FrameError
 from scheduler_svc.columns import ids_are_below
-from scheduler_svc.core.types import BatchPlan, StepId, StepResult, WorkerCard, WorkerId
+from scheduler_svc.core.errors import WorkerRejected
+from scheduler_svc.core.inventory import usable
+from scheduler_svc.core.page_hash import cache_identity
+from scheduler_svc.core.types import BatchPlan, Published, StepId, StepResult, WorkerCard, WorkerId
 from scheduler_svc.expected_rows import ExpectedRows
 from scheduler_svc.join_pace import JoinPace
 from scheduler_svc.liveness import OwnStalls, StepClock
@@ -84,6 +88,8 @@ class _Worker:
     hello: WorkerHello
     last_heard: float
     last_sent: float
+    is_warm: bool = False
+    """Its inventory was taken."""
     confirmed: bool = False
     """It has spoken as this worker: it knows that it is welcome."""
     next_step_id: int = FIRST_STEP_ID
@@ -96,13 +102,25 @@ class _Worker:
 class WorkerLink:
     """``receive`` and ``check`` return what happened, in order; apply it before asking for more."""
 
-    def __init__(self, router: Router, *, heartbeat_seconds: float, timeout_seconds: float, now: float) -> None:
+    def __init__(
+        self,
+        router: Router,
+        *,
+        heartbeat_seconds: float,
+        timeout_seconds: float,
+        now: float,
+        hash_key: bytes = b"",
+        takes_inventories: bool = False,
+    ) -> None:
+        """``takes_inventories``: workers may bring pages that were named under ``hash_key``."""
         self.session = secrets.randbits(64) | 1
         self.num_faults = 0
         """Frames dropped and workers given up."""
         self._router = router
         self._heartbeat_seconds = heartbeat_seconds
         self._timeout_seconds = timeout_seconds
+        self._hash_key = hash_key
+        self._takes_inventories = takes_inventories
         self._stalls = OwnStalls(now)
         self._model: WorkerHello | None = None
         self._by_peer: dict[Peer, _Worker] = {}
@@ -369,7 +387,16 @@ class WorkerLink:
         self._model = self._model or hello
         self._num_joined += 1
         worker_id = WorkerId(f"worker-{self._num_joined}")
-        worker = _Worker(worker_id=worker_id, peer=peer, epoch=epoch, hello=hello, last_heard=now, last_sent=now)
+        inventory = self._inventory(hello, now)
+        worker = _Worker(
+            worker_id=worker_id,
+            peer=peer,
+            epoch=epoch,
+            hello=replace(hello, inventory=()),
+            last_heard=now,
+            last_sent=now,
+            is_warm=bool(inventory),
+        )
         self._by_peer[peer] = self._by_id[worker_id] = worker
         self._resyncs.pop(peer, None)
         self._pace.joined(peer, now)
@@ -381,16 +408,33 @@ class WorkerLink:
             max_num_batched_tokens=hello.max_num_batched_tokens,
             max_model_len=hello.max_model_len,
             first_step_id=FIRST_STEP_ID,
+            inventory=inventory,
         )
-        self._comings.info(
-            "worker_joined", now, worker_id=worker_id, device=hello.device, pid=hello.pid, pages=hello.num_pages
-        )
+        ids = {"worker_id": worker_id, "device": hello.device, "pid": hello.pid}
+        self._comings.info("worker_joined", now, **ids, pages=hello.num_pages, cached=len(inventory))
         self._events.append(Joined(card=card, hello=hello))
         self._send(worker, self._welcome_frame(worker), now)
 
+    def _inventory(self, hello: WorkerHello, now: float) -> Sequence[Published]:
+        """What of a worker's inventory is taken: all that can be found, or nothing."""
+        if not hello.inventory or hello.inventory_identity != self._identity(hello) or not self._takes_inventories:
+            return ()
+        try:
+            return usable(hello.inventory, hello.num_pages)
+        except WorkerRejected as error:
+            self.num_faults += 1
+            self._sparse.warning("inventory_refused", now, pid=hello.pid, reason=str(error))
+            return ()
+
+    def _identity(self, hello: WorkerHello) -> bytes:
+        return cache_identity(self._hash_key, hello.cache_fingerprint, hello.page_size)
+
     def _welcome_frame(self, worker: _Worker) -> bytes:
         heartbeat_ms = int(self._heartbeat_seconds * 1000)
-        return codec.welcome(self.session, worker.epoch, worker.worker_id, FIRST_STEP_ID, heartbeat_ms)
+        identity = self._identity(worker.hello)
+        return codec.welcome(
+            self.session, worker.epoch, worker.worker_id, FIRST_STEP_ID, heartbeat_ms, worker.is_warm, identity
+        )
 
     def _judge(self, worker: _Worker, now: float) -> None:
         if now - worker.last_heard > self._timeout_seconds:

@@ -38,6 +38,16 @@ def root_hash(key: bytes, salt: str, model: str, adapter: str) -> bytes:
     return digest.digest()
 
 
+def cache_identity(key: bytes, fingerprint: bytes, page_size: int) -> bytes:
+    """What cached pages of a worker are good for: its own fingerprint of their content, the scheme of the names and the
+    deployment's key, which it does not reveal."""
+    digest = blake2b(
+        fingerprint, key=key, digest_size=HASH_BYTES, person=b"page cache" + HASH_VERSION.to_bytes(2, "big")
+    )
+    digest.update(page_size.to_bytes(4, "little"))
+    return digest.digest()
+
+
 def hash_pages(
     root: bytes, token_ids: "array[int]", page_size: int, parent: PageHash | None = None, start_page: int = 0
 ) -> list[PageHash]:

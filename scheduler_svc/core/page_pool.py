@@ -46,6 +46,13 @@ class PagePool:
         self._published: dict[PageId, Published] = {}
         self._evicted: array[int] = array("i")
 
+    def adopt(self, inventory: Sequence[Published]) -> None:
+        """Begins with these free pages named and cached; what comes first is evicted first. For a pool that is new."""
+        for each in inventory:
+            self.cache.bind(each.page, each.hash, each.parent)
+            self._cached[each.page] = None
+        self._free = [page for page in self._free if page not in self._cached]
+
     @property
     def num_available(self) -> int:
         """Pages that ``take`` could give now."""

@@ -103,13 +103,14 @@ class Scheduler:
         """A worker joins; one that is known by this id is lost first. Waiting requests are placed anew.
 
         Raises:
-            WorkerRejected: its pages have another size than those of the others.
+            WorkerRejected: its pages have another size than those of the others, or its inventory cannot be true.
         """
         page_size = self._placement.page_size
         if page_size and card.page_size != page_size:
             raise WorkerRejected(f"page size is {card.page_size}, the other workers have {page_size}")
+        worker = Worker(card, self._config)
         events = self._remove(card.worker_id, now)
-        self._placement.join(Worker(card, self._config), now)
+        self._placement.join(worker, now)
         return events
 
     def remove_worker(self, worker_id: WorkerId, now: float) -> list[Event]:

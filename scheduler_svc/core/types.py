@@ -126,6 +126,8 @@ class WorkerCard:
     max_num_batched_tokens: int
     max_model_len: int
     first_step_id: StepId = StepId(1)
+    inventory: "Sequence[Published]" = ()
+    """Pages that it still holds from before, see inventory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -300,13 +300,14 @@ def test_the_inventory_is_offered_and_forgotten_unless_it_is_taken(wire: WireSch
     for plan in (publish, BatchPlan(step_id=2, evicted_pages=int32s([9]))):
         wire.send_plan(plan)
         wire.await_result()
-    for accepted in (True, False):
+    for number, accepted in enumerate((True, True, False)):
         say_resync(wire)
         hello = wire.await_hello()
+        assert hello.inventory.identity == (b"identity %d" % (number - 1) if number else b"")
         assert hello.inventory.pages == int32s([3, 4]).tobytes()
         assert hello.inventory.hashes == hashes[:16] + hashes[32:]
         assert hello.inventory.parents == parents[:16] + parents[32:]
-        wire.welcome(inventory_accepted=accepted)
+        wire.welcome(inventory_accepted=accepted, cache_identity=b"identity %d" % number)
         wire.await_frame(lambda frame: frame.WhichOneof("body") == "heartbeat")
     say_resync(wire)
     assert wire.await_hello().inventory.pages == b""

@@ -25,7 +25,7 @@ def trace(path: Path, seed: int, num_acts: int = 100) -> RandomLife:
 
 
 def test_a_traced_life_is_lived_again_call_by_call(tmp_path: Path) -> None:
-    for seed in range(60):
+    for seed in range(30):
         path = tmp_path / f"{seed}.trace"
         life = trace(path, seed)
         replay = Replay(path)
@@ -70,7 +70,7 @@ def test_many_traced_lives(tmp_path: Path, block: int) -> None:
 
 
 def test_what_if_ends_for_any_life(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for seed in range(20):
+    for seed in range(10):
         path = tmp_path / f"{seed}.trace"
         trace(path, seed)
         assert main([str(path), "--json", "--max-num-seqs", "3", "--max-num-batched-tokens", "9"]) == 0, f"seed {seed}"

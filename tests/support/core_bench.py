@@ -5,6 +5,7 @@ Speaks in small integers: a request's key is its seed too, so that its tokens te
 
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from support.core_worker import SALT_BITS, FakeWorker, TokenFunction, solo, spread
 
@@ -82,9 +83,13 @@ class CoreBench:
         for one in cards:
             self.join(one)
 
-    def join(self, one: WorkerCard) -> None:
+    def join(self, one: WorkerCard, warm: FakeWorker | None = None) -> None:
+        """A worker comes; ``warm``: it still has the pages of this one, which is gone."""
         self.page_size = one.page_size
-        self.workers[one.worker_id] = FakeWorker(one, self.function)
+        worker = self.workers[one.worker_id] = FakeWorker(one, self.function)
+        if warm is not None and self.config.enable_prefix_caching:
+            one = replace(one, inventory=tuple(warm.names.values()))
+            worker.keep_pages_of(warm)
         self._take(self.core.add_worker(one, self.now))
 
     def lose(self, name: str = "w") -> None:

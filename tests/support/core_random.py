@@ -5,6 +5,7 @@ from dataclasses import replace
 from random import Random
 
 from support.core_bench import EOS, CoreBench, card, config
+from support.core_worker import FakeWorker
 
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import CoreConfig, EndReason, SchedulingPolicy, StepResult, WorkerId
@@ -44,6 +45,7 @@ class RandomLife:
         self.num_wounds = 0
         self.heads = [[random.randrange(97) for _ in range(40)] for _ in range(2)]
         self.late: list[StepResult] = []
+        self.lost: list[FakeWorker] = []
         self.join()
 
     @property
@@ -54,7 +56,8 @@ class RandomLife:
         self.num_joined += 1
         first = self.random.choice((1, 1000))
         name = f"w{self.num_joined}"
-        self.bench.join(card(name, pages=self.pages, size=self.size, rows=8, length=160, first=first))
+        new = card(name, pages=self.pages, size=self.size, rows=8, length=160, first=first)
+        self.bench.join(new, self.lost.pop() if self.lost and self.random.random() < 0.5 else None)
 
     def act(self) -> None:
         """One random thing; plans and results are the most frequent."""
@@ -131,7 +134,9 @@ class RandomLife:
             self.join()
         elif kind == 1 and self.bench.workers:
             self.late = []  # the link never lets results of a lost epoch through
-            self.bench.lose(self.random.choice(list(self.bench.workers)))
+            name = self.random.choice(list(self.bench.workers))
+            self.lost.append(self.bench.workers[name])
+            self.bench.lose(name)
         else:
             self.bench.expire()
             due = self.bench.core.next_expiry()

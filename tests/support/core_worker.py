@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from scheduler_svc.core.types import BatchPlan, PageGroup, StepResult, WorkerCard
+from scheduler_svc.core.types import BatchPlan, PageGroup, Published, StepResult, WorkerCard
 
 TokenFunction = Callable[[int, int, int], int]
 """(seed, output position, digest of the tokens before) -> token."""
@@ -83,7 +83,13 @@ class FakeWorker:
         self._slots: list[int | None] = [None] * (card.num_pages * card.page_size)
         self._rows: dict[int, _Row] = {}
         self._named: dict[int, bytes] = {}
+        self.names: dict[int, Published] = {}
+        """What it would bring to another scheduler."""
         self._next_step = int(card.first_step_id)
+
+    def keep_pages_of(self, other: "FakeWorker") -> None:
+        """It is the same process in another epoch; the scheduler takes the inventory."""
+        self._slots, self._named, self.names = other._slots, other._named, other.names
 
     def receive(self, plan: BatchPlan) -> None:
         """Takes a plan; it must be the next one."""
@@ -165,7 +171,9 @@ class FakeWorker:
             if published.page in self._named or published.hash in self._named.values():
                 raise PlanError(f"page {published.page} or its name is named already")
             self._named[published.page] = published.hash
+            self.names[published.page] = published
         for page in plan.evicted_pages:
+            self.names.pop(page, None)
             if self._named.pop(page, None) is None:
                 raise PlanError(f"page {page} was not named")
 

@@ -89,14 +89,16 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., model_card: _Optional[_Union[ModelCard, _Mapping]] = ..., cache_fingerprint: _Optional[bytes] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ..., num_ranks: _Optional[int] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Inventory(_message.Message):
-    __slots__ = ("pages", "hashes", "parents")
+    __slots__ = ("pages", "hashes", "parents", "identity")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     pages: bytes
     hashes: bytes
     parents: bytes
-    def __init__(self, pages: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., parents: _Optional[bytes] = ...) -> None: ...
+    identity: bytes
+    def __init__(self, pages: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., identity: _Optional[bytes] = ...) -> None: ...
 
 class ModelCard(_message.Message):
     __slots__ = ("name", "architecture", "tokenizer_json", "chat_template", "special_tokens", "eos_token_ids", "bos_token_id", "vocab_size", "max_model_len", "dtype", "kv_cache_dtype", "quantization", "digest", "generation_defaults")
@@ -154,16 +156,18 @@ class GenerationDefaults(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("worker_id", "first_step_id", "heartbeat_ms", "inventory_accepted")
+    __slots__ = ("worker_id", "first_step_id", "heartbeat_ms", "inventory_accepted", "cache_identity")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_ID_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     first_step_id: int
     heartbeat_ms: int
     inventory_accepted: bool
-    def __init__(self, worker_id: _Optional[str] = ..., first_step_id: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., inventory_accepted: _Optional[bool] = ...) -> None: ...
+    cache_identity: bytes
+    def __init__(self, worker_id: _Optional[str] = ..., first_step_id: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., inventory_accepted: _Optional[bool] = ..., cache_identity: _Optional[bytes] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason", "retryable")

@@ -1,0 +1,63 @@
+"""A worker that comes back with its pages: what is taken of its inventory, and what it saves."""
+
+from dataclasses import replace
+
+import pytest
+from support.core_bench import CoreBench, card, config
+
+from scheduler_svc.core.errors import WorkerRejected
+from scheduler_svc.core.inventory import usable
+from scheduler_svc.core.page_hash import NO_PARENT, cache_identity
+from scheduler_svc.core.types import PageHash, PageId, Published
+
+
+def name(number: int) -> PageHash:
+    return PageHash(bytes([number]) * 16)
+
+
+def page(number: int, parent: int | None = None, hash_of: int | None = None) -> Published:
+    parent_name = NO_PARENT if parent is None else name(parent)
+    return Published(page=PageId(number), hash=name(number if hash_of is None else hash_of), parent=parent_name)
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128])
+def test_a_new_scheduler_finds_the_pages_of_an_old_worker(size: int) -> None:
+    prompt = list(range(3 * size + 1))
+    before = CoreBench(config(tokens=4096), card(pages=8, size=size))
+    before.submit(0, prompt, 2)
+    before.submit(1, [5], 6)  # its steps tell the worker the names
+    before.run()
+    after = CoreBench(config(tokens=4096))
+    after.join(card(pages=8, size=size), warm=before.workers["w"])  # type: ignore[index]
+    after.submit(2, prompt, 1)
+    after.run()
+    assert after.ended[2].num_cached_tokens == 3 * size  # type: ignore[index]
+    after.check_outputs()
+
+
+def test_without_a_prefix_cache_nothing_is_taken() -> None:
+    bench = CoreBench(config(enable_prefix_caching=False))
+    bench.core.add_worker(replace(card(pages=4), inventory=[page(1)]), 0.0)
+    assert bench.core.counts().pages["w"].num_cached == 0  # type: ignore[index]
+
+
+def test_tails_come_before_heads_and_what_nobody_can_find_is_left_out() -> None:
+    inventory = [page(1), page(2, parent=1), page(3, parent=9), page(4, parent=2), page(5), page(6, parent=6)]
+    assert [each.page for each in usable(inventory, 8)] == [4, 2, 5, 1]
+
+
+@pytest.mark.parametrize(
+    "inventory", [[page(8)], [page(-1, hash_of=1)], [page(1), page(1, hash_of=2)], [page(1), page(2, hash_of=1)]]
+)
+def test_an_inventory_that_cannot_be_true_is_refused(inventory: list[Published]) -> None:
+    bench = CoreBench(config(), card())
+    with pytest.raises(WorkerRejected, match="inventory"):
+        bench.core.add_worker(replace(card("v", pages=8), inventory=inventory), 0.0)
+    bench.submit(0, [1, 2, 3], 1)
+    bench.run()
+
+
+def test_an_identity_tells_keys_content_and_page_sizes_apart() -> None:
+    keys = [b"k" * 32, b"l" * 32]
+    identities = {cache_identity(key, content, size) for key in keys for content in (b"a", b"b") for size in (16, 32)}
+    assert len(identities) == 8
