@@ -147,6 +147,13 @@ class Stack:
         os.kill(worker.pid, signal.SIGKILL)
         assert worker.wait(5), "a killed worker is still there"
 
+    def replace_scheduler(self) -> None:
+        """SIGKILL to the scheduler, and another one in its place; returns when that serves."""
+        os.kill(self.scheduler.pid, signal.SIGKILL)
+        assert self.scheduler.wait(5), "a killed scheduler is still there"
+        self._children[0] = self._spawn(self._scheduler_command)
+        self.await_serving()
+
     def ensure_one_worker(self) -> None:
         """Exactly one worker runs and serves, whatever an earlier test left."""
         for worker in self.workers[1:]:
