@@ -272,7 +272,7 @@ def test_inputs_say_what_the_rows_say(data: st.DataObject) -> None:
         budget=data.draw(st.integers(9, 64)),
         seed=data.draw(st.integers(0, 99)),
     )
-    lengths = data.draw(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=12))
+    lengths = data.draw(st.lists(st.tuples(st.integers(1, 28), st.integers(1, 12)), min_size=1, max_size=12))
     generations = [
         Generation(prompt=[(number * 31 + position) % 100 for position in range(length)], max_tokens=tokens)
         for number, (length, tokens) in enumerate(lengths)
