@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,17 +58,20 @@ CASES = (
 class Service:
     """Scheduler, front and scripted worker."""
 
-    def __init__(self, directory: Path, step_seconds: float) -> None:
+    def __init__(
+        self, directory: Path, step_seconds: float, max_num_seqs: int = 256, arguments: Sequence[str] = ()
+    ) -> None:
         self.target = f"127.0.0.1:{free_port()}"
         endpoint = f"ipc://{directory}/worker.sock"
         port = self.target.rpartition(":")[2]
         flags = ["--port", port, "--internal-port", str(free_port()), "--state-dir", str(directory)]
-        limits = ["--max-num-seqs", "256", "--max-num-batched-tokens", "8192"]
+        limits = ["--max-num-seqs", str(max_num_seqs), "--max-num-batched-tokens", "8192", *arguments]
         log = (directory / "log").open("wb")
         self._scheduler = subprocess.Popen(
             [sys.executable, "-m", "scheduler_svc", *flags, *limits, "--worker-endpoint", endpoint], stderr=log
         )
         worker = ["-m", "benchmarks.front_worker", "--scheduler", endpoint, "--step-seconds", str(step_seconds)]
+        worker += ["--max-num-seqs", str(max_num_seqs)]
         self._worker = subprocess.Popen([sys.executable, *worker])
 
     def wait_ready(self) -> None:
@@ -91,6 +94,13 @@ class Service:
         (child,) = psutil.Process(self._scheduler.pid).children()
         return child
 
+    @property
+    def own_cpu_seconds(self) -> float:
+        """Processor time of scheduler and front so far."""
+        scheduler = psutil.Process(self._scheduler.pid)
+        times = [process.cpu_times() for process in (scheduler, *scheduler.children())]
+        return sum(each.user + each.system for each in times)
+
     def stop(self) -> None:
         """Ends everything."""
         for process in (self._scheduler, self._worker):
@@ -100,10 +110,10 @@ class Service:
 
 
 @contextmanager
-def service(step_seconds: float) -> Iterator[Service]:
+def service(step_seconds: float, max_num_seqs: int = 256, arguments: Sequence[str] = ()) -> Iterator[Service]:
     """A running service."""
     with tempfile.TemporaryDirectory(prefix="pagewire-front-") as directory:
-        running = Service(Path(directory), step_seconds)
+        running = Service(Path(directory), step_seconds, max_num_seqs, arguments)
         try:
             running.wait_ready()
             yield running

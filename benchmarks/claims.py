@@ -1,0 +1,153 @@
+"""`python -m benchmarks.claims`: what users of such servers expect, measured end to end; JSON, a line a claim.
+
+    prefix    time to the first token of requests that share a system prompt of 500 tokens, the later ones beside the
+              first (the embedded model on the CPU); aim: a quarter at most
+    caching   processor seconds of the whole stack with the prefix cache and without it, where no two prompts share
+              anything (the embedded model on the CPU); aim: 1 % more at most
+    rows      output tokens a second with 1,024 rows beside 256 (a scripted worker whose steps take 400 and 100 ms, so
+              that both could give the same number of tokens); aim: 0.98 at least
+
+Pairs alternate (A B, B A, ...); the figure is the median of the pairs' ratios, its spread the least and the greatest.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import psutil
+from pagewire.v1 import generation_pb2 as pb
+from pagewire_client import Client, PagewireError
+from pagewire_client.fetch import fetch_embedded
+from pagewire_client.stack import LocalStack, private_stack
+
+from benchmarks.front import service
+
+SYSTEM_TOKENS, OWN_TOKENS = 500, 20
+VOCABULARY = 49_152
+TOY_LETTERS = range(97, 123)
+
+
+def paired(first: Callable[[], float], second: Callable[[], float], num_pairs: int) -> list[float]:
+    """first / second of each pair; who goes first alternates."""
+    ratios = []
+    for number in range(num_pairs):
+        if number % 2 == 0:
+            one, other = first(), second()
+        else:
+            other, one = second(), first()
+        ratios.append(one / other)
+    return ratios
+
+
+def row(claim: str, ratios: Sequence[float], aim: str) -> dict[str, object]:
+    ratios = sorted(round(ratio, 4) for ratio in ratios)
+    return {"claim": claim, "ratio": statistics.median(ratios), "spread": [ratios[0], ratios[-1]], "aim": aim}
+
+
+def prefix(num_pairs: int) -> dict[str, object]:
+    """Each pair is a new system prompt: its first request, then the median of seven more."""
+    chance = random.Random(0)
+
+    def ids(count: int) -> list[int]:
+        return [chance.randrange(100, VOCABULARY) for _ in range(count)]
+
+    def first_token(client: Client, prompt: list[int]) -> float:
+        start = time.perf_counter()
+        with client.stream(prompt, max_tokens=2, temperature=0.0, ignore_eos=True) as stream:
+            next(iter(stream))
+            return time.perf_counter() - start
+
+    ratios = []
+    with (
+        private_stack(fetch_embedded(), worker_arguments=("--dtype", "bfloat16")) as stack,
+        Client(stack.target) as client,
+    ):
+        first_token(client, ids(SYSTEM_TOKENS + OWN_TOKENS))
+        for _ in range(num_pairs):
+            system = ids(SYSTEM_TOKENS)
+            cold = first_token(client, system + ids(OWN_TOKENS))
+            warm = statistics.median(first_token(client, system + ids(OWN_TOKENS)) for _ in range(7))
+            ratios.append(warm / cold)
+    return row("prefix", ratios, "<= 0.25")
+
+
+def caching(num_pairs: int) -> dict[str, object]:
+    """32 requests of 256 tokens in and 32 out at once, other tokens each time; two stacks that take turns."""
+    chance = random.Random(1)
+    arguments = ("--dtype", "bfloat16")
+    stacks = [
+        private_stack(fetch_embedded(), scheduler_arguments=[flag], worker_arguments=arguments)
+        for flag in ("--enable-prefix-caching", "--no-enable-prefix-caching")
+    ]
+
+    def cpu_seconds(stack: LocalStack) -> float:
+        prompts = [[chance.randrange(100, VOCABULARY) for _ in range(256)] for _ in range(32)]
+        before = _processor_seconds(stack)
+        with Client(stack.target) as client:
+            run_all(client, prompts, 32)
+        return _processor_seconds(stack) - before
+
+    with stacks[0] as cached, stacks[1] as plain:
+        for stack in (cached, plain):
+            cpu_seconds(stack)
+        ratios = paired(lambda: cpu_seconds(cached), lambda: cpu_seconds(plain), num_pairs)
+    return row("caching", ratios, "<= 1.01")
+
+
+def _processor_seconds(stack: LocalStack) -> float:
+    roots = [psutil.Process(pid) for pid in stack.pids().values()]
+    processes = {process.pid: process for root in roots for process in (root, *root.children(recursive=True))}
+    return sum(sum(process.cpu_times()[:2]) for process in processes.values())
+
+
+def rows(num_pairs: int) -> dict[str, object]:
+    """2,048 requests of 8 tokens in and 24 out: a step takes the prompts of all rows."""
+    prompts = [[*start, *itertools.repeat(97, 5)] for start in itertools.product(TOY_LETTERS, repeat=3)][:2048]
+
+    def tokens_per_second(max_num_seqs: int, step_seconds: float) -> float:
+        with service(step_seconds, max_num_seqs) as running, Client(running.target) as client:
+            start = time.perf_counter()
+            run_all(client, prompts, 24)
+            return len(prompts) * 24 / (time.perf_counter() - start)
+
+    ratios = paired(lambda: tokens_per_second(1024, 0.4), lambda: tokens_per_second(256, 0.1), num_pairs)
+    return row("rows", ratios, ">= 0.98")
+
+
+def run_all(client: Client, prompts: Sequence[Sequence[int]], num_output_tokens: int) -> None:
+    """All at once over one GenerateMany stream; each gives all its tokens."""
+    requests = [
+        pb.GenerateRequest(
+            request_id=str(number),
+            token_ids=pb.TokenIds(ids=prompt),
+            stop=pb.StopOptions(max_tokens=num_output_tokens, ignore_eos=True),
+            output=pb.OutputOptions(text=False, token_ids=True),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    for _, outcome in client.run_many(requests):
+        if isinstance(outcome, PagewireError) or len(outcome.outputs[0].token_ids) != num_output_tokens:
+            raise SystemExit(f"a request failed: {outcome}")
+
+
+CLAIMS = {"prefix": (prefix, 7), "caching": (caching, 7), "rows": (rows, 5)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("claims", nargs="*", choices=[*CLAIMS, []], help="which; default: all")
+    parser.add_argument("--pairs", type=int, help="other numbers of pairs than 7, 7 and 5")
+    given = parser.parse_args()
+    for name in given.claims or CLAIMS:
+        measure, num_pairs = CLAIMS[name]
+        print(json.dumps(measure(given.pairs or num_pairs)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
