@@ -542,6 +542,10 @@ def load_response(counts: Counts, num_link_faults: int) -> bytes:
         num_wasted_tokens=counts.num_wasted_tokens,
         num_steps=counts.num_steps,
         num_link_faults=num_link_faults,
+        num_asked_pages=counts.num_asked_pages,
+        num_hit_pages=counts.num_hit_pages,
+        num_evicted_pages=counts.num_evicted_pages,
+        num_diverged_pages=counts.num_diverged_pages,
         page_waste_ratio=counts.page_waste_ratio,
     )
     return bytes(response.SerializeToString())

@@ -26,6 +26,9 @@ from collections.abc import Iterator, Sequence
 from scheduler_svc.core.prefix_cache import PrefixCache
 from scheduler_svc.core.types import PageHash, PageId, Published, StepId
 
+MOST_FORGOTTEN = 65_536
+"""Names of evicted pages that are remembered, to tell misses apart."""
+
 Table = tuple[Sequence[PageId], Sequence[PageHash]]
 """Pages in order, and the names they have or would have had (as many as are known)."""
 
@@ -33,7 +36,18 @@ Table = tuple[Sequence[PageId], Sequence[PageHash]]
 class PagePool:
     """Books of one worker's pages."""
 
-    __slots__ = ("_cached", "_deferred", "_evicted", "_free", "_published", "cache", "num_evicted", "num_pages", "refs")
+    __slots__ = (
+        "_cached",
+        "_deferred",
+        "_evicted",
+        "_forgotten",
+        "_free",
+        "_published",
+        "cache",
+        "num_evicted",
+        "num_pages",
+        "refs",
+    )
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -45,6 +59,7 @@ class PagePool:
         self._deferred: dict[StepId, list[Table]] = {}
         self._published: dict[PageId, Published] = {}
         self._evicted: array[int] = array("i")
+        self._forgotten: OrderedDict[PageHash, None] = OrderedDict()  # names of evicted pages, oldest first
 
     def adopt(self, inventory: Sequence[Published]) -> None:
         """Begins with these free pages named and cached; what comes first is evicted first. For a pool that is new."""
@@ -116,6 +131,10 @@ class PagePool:
         self.refs[page] += 1
         self.release([page], (), step_id)
 
+    def was_evicted(self, page_hash: PageHash) -> bool:
+        """Whether a page of this name was among the last that were evicted."""
+        return page_hash in self._forgotten
+
     def settle(self, step_id: StepId) -> None:
         """A step is done: releases what waited for it."""
         for pages, hashes in self._deferred.pop(step_id, ()):
@@ -155,7 +174,9 @@ class PagePool:
 
     def _evict(self) -> PageId:
         page, _ = self._cached.popitem(last=False)
-        self.cache.unbind(page)
+        self._forgotten[self.cache.unbind(page)] = None
+        if len(self._forgotten) > MOST_FORGOTTEN:
+            self._forgotten.popitem(last=False)
         self.num_evicted += 1
         if self._published.pop(page, None) is None:
             self._evicted.append(page)

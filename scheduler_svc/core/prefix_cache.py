@@ -13,11 +13,12 @@ from scheduler_svc.core.types import PageHash, PageId
 class PrefixCache:
     """Named pages of one worker."""
 
-    __slots__ = ("_name_of", "_page_of")
+    __slots__ = ("_name_of", "_num_children", "_page_of")
 
     def __init__(self) -> None:
         self._page_of: dict[PageHash, PageId] = {}
         self._name_of: dict[PageId, tuple[PageHash, PageHash]] = {}
+        self._num_children: dict[PageHash, int] = {}
 
     def __len__(self) -> int:
         return len(self._page_of)
@@ -69,9 +70,18 @@ class PrefixCache:
             return False
         self._page_of[page_hash] = page
         self._name_of[page] = (page_hash, parent)
+        self._num_children[parent] = self._num_children.get(parent, 0) + 1
         return True
 
-    def unbind(self, page: PageId) -> None:
-        """Takes a page's name away."""
-        page_hash, _ = self._name_of.pop(page)
+    def has_children(self, page_hash: PageHash) -> bool:
+        """Whether a page that follows this one in a chain is cached."""
+        return page_hash in self._num_children
+
+    def unbind(self, page: PageId) -> PageHash:
+        """Takes a page's name away, and tells it."""
+        page_hash, parent = self._name_of.pop(page)
         del self._page_of[page_hash]
+        self._num_children[parent] -= 1
+        if not self._num_children[parent]:
+            del self._num_children[parent]
+        return page_hash

@@ -188,6 +188,10 @@ class Scheduler:
             num_cached_tokens=tally.num_cached_tokens,
             num_wasted_tokens=tally.num_wasted_tokens,
             num_steps=tally.num_steps,
+            num_asked_pages=tally.num_asked_pages,
+            num_hit_pages=tally.num_hit_pages,
+            num_evicted_pages=tally.num_evicted_pages,
+            num_diverged_pages=tally.num_diverged_pages,
             page_waste_ratio=num_dead_slots / num_held_slots if num_held_slots else 0.0,
         )
 

@@ -287,6 +287,14 @@ class Counts:
     num_cached_tokens: int
     num_wasted_tokens: int
     num_steps: int
+    num_asked_pages: int
+    """Full prompt pages looked for in the prefix cache at first admissions. Those that were neither hit nor evicted nor
+    diverged are cold: never seen, or behind a page that was missed."""
+    num_hit_pages: int
+    num_evicted_pages: int
+    """Had been cached and were evicted since."""
+    num_diverged_pages: int
+    """The page before is cached and goes on in another way."""
     page_waste_ratio: float
     """Dead slots by all slots of held pages; 0 if none is held."""
 
