@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpu_worker.batch_plan import BatchPlan, NewRows, StepResult, int32s
+from gpu_worker.batch_plan import BatchPlan, NewRows, RowLogprobs, RowOptions, StepResult, int32s
 from gpu_worker.model_runner import ModelRunner
 
 
@@ -29,6 +29,7 @@ class Generation:
     min_p: float = 0.0
     seed: int = 0
     output_index: int = 0
+    options: RowOptions | None = None
     share_with: "Generation | None" = None
     """Take the full pages of the common prefix from this one, as far as they are computed."""
     resume_after: int = 0
@@ -91,6 +92,8 @@ class PlanMaker:
         self.in_flight: deque[_InFlight] = deque()
         self.next_step_id = first_step_id
         self.max_pages_used = 0
+        self.logprobs: list[RowLogprobs] = []
+        """Of all steps, in order."""
 
     def submit(self, *generations: Generation) -> None:
         self._waiting.extend(generations)
@@ -132,6 +135,7 @@ class PlanMaker:
         assert result.failure is None, result.failure
         assert result.step_id == entry.plan.step_id
         assert result.rows.tolist() == entry.rows
+        self.logprobs += result.logprobs
         statuses = list(result.statuses) or [0] * len(entry.rows)
         for generation, token_id, status in zip(entry.sampled, result.token_ids.tolist(), statuses, strict=True):
             generation.output.append(token_id)
@@ -258,6 +262,7 @@ def _new_rows(generations: Sequence[Generation]) -> NewRows:
         top_ps=np.array([generation.top_p for generation in generations], dtype=np.float32),
         top_ks=int32s([generation.top_k for generation in generations]),
         min_ps=np.array([generation.min_p for generation in generations], dtype=np.float32),
+        options={place: each.options for place, each in enumerate(generations) if each.options is not None},
     )
 
 

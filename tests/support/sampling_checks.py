@@ -2,6 +2,7 @@
 
 import torch
 from pagewire_kernels import KernelSet
+from pagewire_kernels.reference import truncation_threshold
 from support.kernel_cases import sampling_batch
 from support.kernel_checks import check_samples, padded_vocabulary, random_logits
 
@@ -112,9 +113,21 @@ def check_padded_vocabulary(kernels: KernelSet, device: str = "cpu") -> None:
 
 
 def check_distribution(kernels: KernelSet, device: str = "cpu", rows: int = 2000) -> None:
-    """Chi-square of the sampled ids against the softmax: 7 degrees of freedom, 1 in 100,000."""
-    logits = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, 0.0, 1.0]], device=device)
-    token_ids = kernels.sample(logits.expand(rows, 8).contiguous(), sampling_batch(rows, device))[0]
-    counts = torch.bincount(token_ids.long().cpu(), minlength=8).double()
-    expected = torch.softmax(logits[0].double().cpu(), dim=0) * rows
-    assert float(((counts - expected).square() / expected).sum()) < 35.0
+    """Chi-square of the sampled ids against exact probabilities: at most 7 degrees of freedom, 1 in 100,000."""
+    logits = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, 0.0, 1.0], device=device)
+    for parameters in (
+        {"temperature": 1.0},
+        {"temperature": 0.6, "top_p": 0.9},
+        {"temperature": 2.0, "top_k": 5},
+        {"temperature": 1.3, "min_p": 0.2, "top_p": 0.95, "top_k": 6},
+    ):
+        batch = sampling_batch(rows, device, output_index=1, output_position=9, **parameters)
+        token_ids = kernels.sample(logits.expand(rows, 8).contiguous(), batch)[0]
+        counts = torch.bincount(token_ids.long().cpu(), minlength=8).double()
+        numbers = (float(parameters.get(name, off)) for name, off in (("top_p", 1.0), ("min_p", 0.0)))
+        threshold = truncation_threshold(logits, parameters["temperature"], int(parameters.get("top_k", 0)), *numbers)
+        kept = (logits >= threshold).cpu()
+        scaled = (logits.double() / parameters["temperature"]).cpu().masked_fill(~kept, float("-inf"))
+        expected = torch.softmax(scaled, dim=0) * rows
+        assert counts[~kept].sum() == 0
+        assert float(((counts - expected).square() / expected)[kept].sum()) < 35.0, parameters
