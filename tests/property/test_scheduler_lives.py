@@ -22,12 +22,13 @@ def live(seed: int, num_acts: int) -> RandomLife:
     return life
 
 
-def test_random_lives() -> None:
-    """Other lives in every run; the seed of the run, which pytest prints, chooses them."""
-    first = random.getrandbits(40)
-    print(f"2,000 lives from seed {first}")
+@pytest.mark.parametrize("part", range(8))
+def test_random_lives(part: int) -> None:
+    """2,000 other lives in every run; the seed of the run, which pytest prints, chooses them."""
+    first = random.getrandbits(40) + 250 * part
+    print(f"250 lives from seed {first}")
     preempted = cached = wasted = 0
-    for seed in range(first, first + 2000):
+    for seed in range(first, first + 250):
         counts = live(seed, 60).bench.core.counts()
         preempted += counts.num_preemptions
         cached += counts.num_cached_tokens
