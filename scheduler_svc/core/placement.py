@@ -105,7 +105,7 @@ class Placement:
     def rebalance(self, worker: Worker) -> list[Request]:
         """A worker that has room and nothing to begin takes over what waits where it cannot begin soon, in its order.
 
-        Only what it can begin at once, so that nothing moves back and forth, and no outputs that share a prompt. What moved.
+        Only what it can begin at once, so nothing moves back and forth, and no outputs that share a prompt. What moved.
         """
         moved: list[Request] = []
         if not worker.free_rows or worker.prefilling or worker.queue.peek() is not None:
