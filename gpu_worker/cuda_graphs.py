@@ -82,11 +82,11 @@ class StepGraphs:
                 graph = torch.cuda.CUDAGraph()
                 graph.capture_begin(pool=pool)
                 try:
-                    sampled = _without_owning(run())
+                    sampled = run()
                 finally:
                     graph.capture_end()
                 graph.replay()  # the first one uploads it
-                self._graphs[shape] = StepGraph(sampled, graph)
+                self._graphs[shape] = StepGraph(_without_owning(sampled), graph)
         torch.cuda.current_stream(device).wait_stream(stream)
         torch.cuda.synchronize(device)
         self.num_bytes = max(0, free_before - torch.cuda.mem_get_info(device)[0])

@@ -11,7 +11,8 @@ brought up to date on the device by what was sampled: the host need not know a t
 Invariants: a row has a slot exactly if its options change logits; slots are initialised before a step reads them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +34,15 @@ class LogitRules:
         self._device = device
         self._slots = np.full(rows.limits.max_num_seqs, -1, dtype=np.int64)
         """By row; -1: none."""
+        self._words: dict[int, _LongWords] = {}
+        """By row, of those that have any."""
         self._free: list[int] = []
         self._state = _SlotState(0, rows.limits.vocab_size, device)
 
     def reset(self) -> None:
         """All rows are gone."""
         self._slots[:] = -1
+        self._words.clear()
         self._free = list(range(self._state.num_slots))
 
     def follow(self, plan: BatchPlan) -> None:
@@ -47,6 +51,7 @@ class LogitRules:
             if self._slots[row] >= 0:
                 self._free.append(int(self._slots[row]))
                 self._slots[row] = -1
+                self._words.pop(row, None)
         for position, options in plan.new_rows.options.items():
             if options.changes_logits:
                 self._begin(int(plan.new_rows.rows[position]), options)
@@ -99,6 +104,9 @@ class LogitRules:
         newest[len(newest) - len(ending) :] = ending
         state.newest[slot].copy_(self.upload(newest), non_blocking=True)
         self._slots[row] = self._free.pop()
+        words = [word for word in options.bad_words if len(word) > 1]
+        if words:
+            self._words[row] = _long_words(words)
 
     def _forbid_stops(self, logits: torch.Tensor, rows: Int32s) -> None:
         """Stop tokens of rows that have fewer than ``min_tokens`` output tokens."""
@@ -114,28 +122,44 @@ class LogitRules:
 
     def _forbid_words(self, logits: torch.Tensor, rows: Int32s) -> None:
         """The last tokens of bad words whose beginnings the rows' newest tokens are."""
-        words = [(place, word) for place, row in enumerate(rows.tolist()) for word in self._long_words(row)]
-        if not words:
+        found = [(place, self._words[row]) for place, row in enumerate(rows.tolist()) if row in self._words]
+        if not found:
             return
-        places = np.array([place for place, _ in words], dtype=np.int64)
-        lasts = np.array([word[-1] for _, word in words], dtype=np.int64)
-        beginnings = np.full((len(words), MAX_WORD_TOKENS - 1), _ANY, dtype=np.int32)
-        for beginning, (_, word) in zip(beginnings, words, strict=True):
-            beginning[len(beginning) - len(word) + 1 :] = word[:-1]
-        wanted = self.upload(beginnings)
-        newest = self._state.newest.index_select(0, self.upload(self._slots[rows[places]]))
+        places = np.repeat([place for place, _ in found], [len(words.lasts) for _, words in found])
+        length = max(words.length for _, words in found)
+        wanted = self.upload(np.concatenate([words.beginnings[:, -length:] for _, words in found]))
+        newest = self._state.newest.index_select(0, self.upload(self._slots[rows[places]]))[:, -length:]
         is_near = ((newest == wanted) | (wanted == _ANY)).all(dim=1)
         limits = torch.where(is_near, float("-inf"), float("inf"))
-        flat = self.upload(places * logits.shape[1] + lasts)
+        lasts = np.concatenate([words.lasts for _, words in found])
+        flat = self.upload(places * np.int64(logits.shape[1]) + lasts)
         logits.view(-1).scatter_reduce_(0, flat, limits, "amin")
-
-    def _long_words(self, row: int) -> Iterable[tuple[int, ...]]:
-        return (word for word in self._rows.options[row].bad_words if len(word) > 1)
 
     def upload(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
         """On the device, without waiting for it."""
         tensor = torch.from_numpy(column)
         return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _LongWords:
+    """A row's bad words of several tokens."""
+
+    beginnings: Int32s
+    """int32 [words, MAX_WORD_TOKENS - 1]: all but the last token, the last one last."""
+    lasts: Int64s
+    """int64 [words]."""
+    length: int
+    """Tokens of the longest beginning."""
+
+
+def _long_words(words: Sequence[tuple[int, ...]]) -> _LongWords:
+    beginnings = np.full((len(words), MAX_WORD_TOKENS - 1), _ANY, dtype=np.int32)
+    for beginning, word in zip(beginnings, words, strict=True):
+        beginning[len(beginning) - len(word) + 1 :] = word[:-1]
+    return _LongWords(
+        beginnings, np.array([word[-1] for word in words], dtype=np.int64), max(len(word) for word in words) - 1
+    )
 
 
 class _SlotState:

@@ -136,6 +136,7 @@ class ModelRunner:
         return StepOutput(plan=plan, sampled_rows=work.sampled_rows, packed=None, failure=failure)
 
     def _compute(self, plan: BatchPlan, work: StepWork) -> StepOutput:
+        self._rules.follow(plan)  # first: it must know of every row that ends, whatever becomes of the step
         if self._stale:
             self._device_rows.restore()
             self._stale = False
@@ -146,7 +147,6 @@ class ModelRunner:
         inputs = self._device_rows.upload(work, shape)
         if len(work.copy_sources):
             copy_pages(self._kv_pages, self._page_ids(work.copy_sources), self._page_ids(work.copy_destinations))
-        self._rules.follow(plan)
         packed, logprobs = torch.empty(2, 0, dtype=torch.int32), None
         if plan.num_scheduled_rows:
             sampled = self._sample(inputs, prompts)

@@ -1,6 +1,8 @@
 """Penalties, biases, allowed ids, bad words and min_tokens through core, codecs and a real small model: what a request
 says depends on nothing but itself."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,11 @@ import pytest
 import torch
 from support.core_runner import CoreRunner, build_runner
 from support.option_outputs import expected_output, row_options
+from support.plan_driver import Generation, PlanMaker
 from support.tiny_models import TinyModel, greedy, make_model, random_prompt
 from transformers import GenerationConfig
 
+from gpu_worker.batch_plan import BatchPlan, RowOptions, int32s
 from gpu_worker.model_runner import ModelRunner
 
 TOKENS = 24
@@ -169,3 +173,24 @@ def test_smp_01_not_a_number_is_noticed_behind_penalties(tmp_path: Path) -> None
     bench = CoreRunner(build_runner(tmp_path))
     bench.submit(PROMPT, 3, options=row_options(repetition_penalty=2.0, bias={9: -3.0}))
     assert bench.run().ended[0].reason.name == "NAN"
+
+
+def test_a_step_that_fails_leaves_no_options_behind(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row it released has another request next, which has none."""
+    runner = build_runner(tiny.path)
+
+    def plan(options: dict[int, RowOptions], releases: Sequence[int] = ()) -> BatchPlan:
+        maker = PlanMaker(num_rows=1, num_pages=4, page_size=16)
+        maker.submit(Generation(prompt=[1, 2, 3], max_tokens=4))
+        made = maker.next_plan()
+        assert made is not None
+        return replace(made, releases=int32s(releases), new_rows=replace(made.new_rows, options=options))
+
+    word = RowOptions(repetition_penalty=2.0, bad_words=[(1, 2)])
+    assert runner.launch(plan({0: word})).wait().failure is None
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._device_rows, "upload", lambda *_: 1 / 0)
+        assert "ZeroDivisionError" in str(runner.launch(plan({0: word}, releases=[0])).wait().failure)
+        assert "ZeroDivisionError" in str(runner.launch(plan({}, releases=[0])).wait().failure)
+    result = runner.launch(BatchPlan(num_scheduled_rows=1, num_scheduled_tokens=1)).wait()
+    assert (result.failure, len(result.token_ids)) == (None, 1)

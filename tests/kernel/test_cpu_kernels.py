@@ -110,7 +110,7 @@ def test_sampling_equals_the_reference_word_for_word(kernels: CpuKernels, parame
         sampling_checks.check_many_seeds(kernels, parameters, dtype, rows=24)
 
 
-def test_sampling_behaviour(kernels: CpuKernels) -> None:
+def test_smp_03_sampling_behaviour(kernels: CpuKernels) -> None:
     sampling_checks.check_kept_sets(kernels)
     sampling_checks.check_ties(kernels)
     sampling_checks.check_broken_rows(kernels)

@@ -101,7 +101,7 @@ def test_attention_equals_dense_attention(case: AttentionCase) -> None:
         first += query_len
 
 
-def test_sampling_keeps_what_a_hand_count_keeps() -> None:
+def test_smp_03_sampling_keeps_what_a_hand_count_keeps() -> None:
     sampling_checks.check_kept_sets(REFERENCE)
     sampling_checks.check_ties(REFERENCE)
     sampling_checks.check_distribution(REFERENCE)

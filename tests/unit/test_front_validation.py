@@ -38,21 +38,28 @@ def test_a_plain_request_is_fine() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -0.1, 100.5])
-def test_temperature(bad: float) -> None:
+def test_smp_01_temperature(bad: float) -> None:
     assert list(sampling(temperature=bad)) == ["sampling.temperature"]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0, 1.01])
-def test_top_p(bad: float) -> None:
+def test_smp_03_top_p(bad: float) -> None:
     assert list(sampling(top_p=bad)) == ["sampling.top_p"]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -0.1, 1.5])
-def test_min_p(bad: float) -> None:
+def test_smp_03_min_p(bad: float) -> None:
     assert list(sampling(min_p=bad)) == ["sampling.min_p"]
 
 
-def test_min_p_of_one_is_fine() -> None:
+def test_smp_03_top_k_is_off_at_zero_and_has_no_other_limit() -> None:
+    for top_k in (0, 1, 10**9, 2**31 - 1):
+        assert sampling(top_k=top_k) == {}
+    for top_k in (2**31, 2**32 - 1):
+        assert list(sampling(top_k=top_k)) == ["sampling.top_k"]
+
+
+def test_smp_03_min_p_of_one_is_fine() -> None:
     assert sampling(min_p=1.0) == {}
 
 
