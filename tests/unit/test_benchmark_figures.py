@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.compare import Ratio, record
+from benchmarks.gpu_shapes import Floor
+from benchmarks.gpu_workloads import fixed, ragged, shared_prefix
 from benchmarks.measure import CpuMeter, Outcome, Row, StreamTimes, figures, percentile
 from benchmarks.options import workload_names
 from benchmarks.workloads import NAMES, Workload, workload
 
 DIGEST = "afa372ee0f7736cebfaa456109af1961199b828e49266b9d7aa8c40f1356494d"
+
+GPU_DIGEST = "0a6239f64127622418e9dc9db50ab2ba6f39c45ebda3ffb1a41415cb3e773e12"
 
 
 def test_workloads_never_change() -> None:
@@ -38,6 +42,26 @@ def test_no_repetition_meets_the_prefixes_of_another(name: str) -> None:
 def test_repetitions_of_the_shared_prefix_share_it() -> None:
     for repetition in range(5):
         assert len({tuple(prompt[:512]) for prompt in workload("D", repetition).prompts}) == 1
+
+
+def test_gpu_workloads_never_change() -> None:
+    works = [fixed(2, 5, 3, seed=6), ragged(0), shared_prefix(8)]
+    text = json.dumps([[list(request) for request in work.requests] for work in works])
+    assert hashlib.sha256(text.encode()).hexdigest() == GPU_DIGEST
+    assert [work.num_output_tokens for work in works] == [6, 137723, 4096]
+    assert sum(count for _, count in ragged(7).requests) == 137723
+    assert works[2].requests[0][0][:2048] == works[2].requests[63][0][:2048]
+
+
+def test_the_floor_counts_weights_keys_and_values() -> None:
+    floor = Floor.of("llama-8b")
+    assert floor.kv_bytes == 131_072
+    assert floor.layer_parameters == pytest.approx(6_979.3e6, rel=1e-4)
+    assert floor.step_seconds(1, 1024) == pytest.approx(3.52e-3, rel=2e-3)
+    requests = [([1] * 10, 3), ([1] * 10, 2)]
+    steps = floor.step_seconds(2, 22) + floor.step_seconds(1, 12)
+    assert floor.run_seconds(requests) == pytest.approx(floor.prefill_seconds(20) + steps)
+    assert floor.run_seconds(requests, num_shared=8) < floor.run_seconds(requests)
 
 
 def test_percentiles_interpolate() -> None:
