@@ -9,7 +9,7 @@ CPU_SHARE = 0.25
 CPU_MAX_BYTES = 8 << 30
 GPU_RESERVE_BYTES = 256 << 20
 """Left free on a GPU beside the pool: allocator fragmentation and library workspaces."""
-GRAPH_RESERVE_BYTES = 1 << 30
+GRAPH_RESERVE_BYTES = 3 << 29
 """Left free for CUDA graphs, which are captured once the pool is there."""
 _CGROUP_V2, _CGROUP_V1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 _UNLIMITED = 1 << 60
