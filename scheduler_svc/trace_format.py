@@ -42,6 +42,7 @@ ENDS = "ends"
 _ROOT = bytes([1]) * 16
 """Root of all chains in a replay: fingerprints tell salts and models apart."""
 _PLAIN = (int, float, str, Mapping, type(None))
+_GONE = -2
 _LEFT_OUT: Final = {"hash", "parent", "stop_token_id", "sampling"}
 _STANDS_FOR_ITS_LENGTH: Final = {"token_ids"}
 _REQUEST_COLUMNS: Final = {"prompt", "page_hashes", "root_hash", "stop_token_ids", "sampling"}
@@ -183,13 +184,16 @@ def read_result(written: Mapping[str, Any]) -> StepResult:
 
 
 def write_card(card: WorkerCard) -> dict[str, Any]:
-    """A worker's card; of its inventory the pages, fingerprints and places of their parents in it (-1: none)."""
+    """A worker's card; of its inventory the pages, fingerprints and places of their parents in it, -1 for none and -2
+    for one that is gone (a page behind it is not found again in a replay)."""
     places = {each.hash: place for place, each in enumerate(card.inventory)}
     return {
         **_plain_fields(card, ("inventory",)),
         "pages": pack([each.page for each in card.inventory]),
         "names": pack([fingerprint(each.hash) for each in card.inventory]),
-        "parents": pack([places.get(each.parent, -1 - (each.parent != NO_PARENT)) for each in card.inventory]),
+        "parents": pack(
+            [places.get(each.parent, -1 if each.parent == NO_PARENT else _GONE) for each in card.inventory]
+        ),
     }
 
 
@@ -197,7 +201,7 @@ def read_card(written: Mapping[str, Any]) -> WorkerCard:
     """The card as it was written, its inventory named as the replay names pages."""
     given = dict(written)
     pages, names, parents = (unpack(given.pop(name)) for name in ("pages", "names", "parents"))
-    found: dict[int, PageHash] = {-1: NO_PARENT}
+    found: dict[int, PageHash] = {-1: NO_PARENT, _GONE: PageHash(b"\xff" * len(NO_PARENT))}
     waiting = list(range(len(pages)))
     while ready := [place for place in waiting if parents[place] in found]:
         for place in ready:

@@ -20,7 +20,7 @@ from scheduler_svc import codec
 from scheduler_svc.codec import FrameError
 from scheduler_svc.columns import ids_are_below
 from scheduler_svc.core.errors import WorkerRejected
-from scheduler_svc.core.inventory import usable
+from scheduler_svc.core.inventory import in_order
 from scheduler_svc.core.page_hash import cache_identity
 from scheduler_svc.core.types import BatchPlan, Published, StepId, StepResult, WorkerCard, WorkerId
 from scheduler_svc.expected_rows import ExpectedRows
@@ -416,11 +416,11 @@ class WorkerLink:
         self._send(worker, self._welcome_frame(worker), now)
 
     def _inventory(self, hello: WorkerHello, now: float) -> Sequence[Published]:
-        """What of a worker's inventory is taken: all that can be found, or nothing."""
+        """What of a worker's inventory is taken: all or nothing."""
         if not hello.inventory or hello.inventory_identity != self._identity(hello) or not self._takes_inventories:
             return ()
         try:
-            return usable(hello.inventory, hello.num_pages)
+            return in_order(hello.inventory, hello.num_pages)
         except WorkerRejected as error:
             self.num_faults += 1
             self._sparse.warning("inventory_refused", now, pid=hello.pid, reason=str(error))

@@ -122,9 +122,7 @@ class FlightRecorder:
         if events:
             self.note_events(events, now, step_id)
         for residence, num_tokens, num_computed in draft.record.chunks:
-            record = live.get(residence.request.key)
-            if record is not None:  # else it was ended when the plan was under way
-                record.add(Decision(now, step_id, What.COMPUTES, num_tokens, num_computed))
+            live[residence.request.key].add(Decision(now, step_id, What.COMPUTES, num_tokens, num_computed))
         for request, claimer in draft.parked:
             self._wait(request, Decision(now, step_id, What.PAGE_CLAIMED, claimer.key))
         head = worker.queue.peek()
@@ -134,9 +132,7 @@ class FlightRecorder:
     def note_events(self, events: Iterable[Event], now: float, step_id: int = 0) -> None:
         """What the core tells."""
         for event in events:
-            record = self._live.get(event.key)
-            if record is None:
-                continue
+            record = self._live[event.key]
             if isinstance(event, PrefillProgress):
                 if event.num_computed_tokens == event.num_prompt_tokens and not record.has_token:
                     record.has_token = True

@@ -11,7 +11,7 @@ from itertools import chain
 
 from scheduler_svc.core.claims import Claims
 from scheduler_svc.core.decoding import Decoding
-from scheduler_svc.core.inventory import usable
+from scheduler_svc.core.inventory import in_order
 from scheduler_svc.core.page_pool import PagePool
 from scheduler_svc.core.rates import Rates
 from scheduler_svc.core.request import Lane, Order, Request, Residence
@@ -63,7 +63,7 @@ class Worker:
         self.card = card
         self.page_size = card.page_size
         self.pool = PagePool(card.num_pages)
-        self.pool.adopt(usable(card.inventory, card.num_pages) if config.enable_prefix_caching else [])
+        self.pool.adopt(in_order(card.inventory, card.num_pages) if config.enable_prefix_caching else [])
         self.claims = Claims()
         self.queue = WaitingQueue()
         self.decoding = Decoding()

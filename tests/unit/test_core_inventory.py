@@ -6,7 +6,7 @@ import pytest
 from support.core_bench import CoreBench, card, config
 
 from scheduler_svc.core.errors import WorkerRejected
-from scheduler_svc.core.inventory import usable
+from scheduler_svc.core.inventory import in_order
 from scheduler_svc.core.page_hash import NO_PARENT, cache_identity
 from scheduler_svc.core.types import PageHash, PageId, Published
 
@@ -41,13 +41,20 @@ def test_without_a_prefix_cache_nothing_is_taken() -> None:
     assert bench.core.counts().pages["w"].num_cached == 0  # type: ignore[index]
 
 
-def test_tails_come_before_heads_and_what_nobody_can_find_is_left_out() -> None:
-    inventory = [page(1), page(2, parent=1), page(3, parent=9), page(4, parent=2), page(5), page(6, parent=6)]
-    assert [each.page for each in usable(inventory, 8)] == [4, 2, 5, 1]
+def test_tails_come_before_heads_and_pages_without_their_parents_are_kept() -> None:
+    inventory = [page(1), page(2, parent=1), page(3, parent=9), page(4, parent=2), page(5)]
+    assert [each.page for each in in_order(inventory, 8)] == [4, 2, 5, 3, 1]
 
 
 @pytest.mark.parametrize(
-    "inventory", [[page(8)], [page(-1, hash_of=1)], [page(1), page(1, hash_of=2)], [page(1), page(2, hash_of=1)]]
+    "inventory",
+    [
+        [page(8)],
+        [page(-1, hash_of=1)],
+        [page(1), page(1, hash_of=2)],
+        [page(1), page(2, hash_of=1)],
+        [page(6, parent=6)],
+    ],
 )
 def test_an_inventory_that_cannot_be_true_is_refused(inventory: list[Published]) -> None:
     bench = CoreBench(config(), card())
