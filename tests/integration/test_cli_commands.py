@@ -48,6 +48,20 @@ def test_generate_streams_text(server: FakeServer) -> None:
     assert not sent.stop.HasField("ignore_eos")
 
 
+def test_options_on_tokens_reach_the_server(server: FakeServer) -> None:
+    words = ("--logit-bias", "15=-2.5", "--logit-bias", "7=1", "--allowed-token-ids", "7", "--bad-words", "no")
+    result = run(server, "generate", "a", *words, "--min-tokens", "2", "--logprobs", "0", "--prompt-logprobs", "3")
+    assert result.exit_code == 0
+    request = server.requests[-1]
+    assert dict(request.sampling.logit_bias) == {15: -2.5, 7: 1.0}
+    assert (list(request.sampling.allowed_token_ids), list(request.sampling.bad_words)) == ([7], ["no"])
+    assert (request.stop.min_tokens, request.output.logprobs, request.output.prompt_logprobs) == (2, 0, 3)
+    assert request.output.HasField("logprobs")
+    wrong = run(server, "generate", "a", "--logit-bias", "15")
+    assert wrong.exit_code == 2
+    assert "must be ID=BIAS" in wrong.stderr
+
+
 def test_generate_as_json_prints_one_event_a_line(server: FakeServer) -> None:
     events = lines_of(run(server, "generate", "héllo", "--json", "--progress-events"))
     names = [event["event"] for event in events]

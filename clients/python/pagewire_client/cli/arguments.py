@@ -34,14 +34,20 @@ TopP = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In 
 TopK = Annotated[int | None, typer.Option(min=0, rich_help_panel=_SAMPLING, help="0 is off.")]
 MinP = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [0, 1].")]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, rich_help_panel=_SAMPLING, help="Seed of the noise.")]
-FrequencyPenalty = Annotated[
-    float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [-2, 2]; refused by this version.")
+FrequencyPenalty = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [-2, 2].")]
+PresencePenalty = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [-2, 2].")]
+RepetitionPenalty = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In (0, 10].")]
+
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID=BIAS", rich_help_panel=_SAMPLING, help="In [-100, 100]; may be repeated."),
 ]
-PresencePenalty = Annotated[
-    float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [-2, 2]; refused by this version.")
+AllowedTokenIds = Annotated[
+    list[int] | None,
+    typer.Option("--allowed-token-ids", min=0, rich_help_panel=_SAMPLING, help="Only these; may be repeated."),
 ]
-RepetitionPenalty = Annotated[
-    float | None, typer.Option(rich_help_panel=_SAMPLING, help="In (0, 10]; refused by this version.")
+BadWords = Annotated[
+    list[str] | None, typer.Option("--bad-words", rich_help_panel=_SAMPLING, help="Never this; may be repeated.")
 ]
 
 MAX_TOKENS_DEFAULT = 256
@@ -49,7 +55,7 @@ MAX_TOKENS_DEFAULT = 256
 MaxTokens = Annotated[int, typer.Option(min=1, rich_help_panel=_STOPPING, help="Most tokens of an output.")]
 MinTokens = Annotated[
     int | None,
-    typer.Option(min=0, rich_help_panel=_STOPPING, help="Nothing ends it earlier; above 0 refused by this version."),
+    typer.Option(min=0, rich_help_panel=_STOPPING, help="Nothing ends it earlier."),
 ]
 Stop = Annotated[list[str] | None, typer.Option(rich_help_panel=_STOPPING, help="Stop string; may be repeated.")]
 StopTokenIds = Annotated[
@@ -60,6 +66,10 @@ IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", rich_help_panel=_STOPPI
 Outputs = Annotated[int | None, typer.Option("-n", "--n", min=1, help="Number of outputs.")]
 TokenIds = Annotated[bool, typer.Option("--token-ids", help="Have token ids sent (shown with --json).")]
 Progress = Annotated[bool, typer.Option("--progress-events", help="Have progress events sent (shown with --json).")]
+Logprobs = Annotated[
+    int | None, typer.Option(min=0, help="Log probabilities of so many likeliest tokens (shown with --json).")
+]
+PromptLogprobs = Annotated[int | None, typer.Option(min=0, help="The same for the prompt (shown with --json).")]
 Priority = Annotated[int | None, typer.Option(help="Larger is served earlier.")]
 CacheSalt = Annotated[str | None, typer.Option(help="Share cached pages only with requests of the same salt.")]
 
@@ -84,6 +94,9 @@ class RequestOptions(TypedDict):
     frequency_penalty: FrequencyPenalty
     presence_penalty: PresencePenalty
     repetition_penalty: RepetitionPenalty
+    logit_bias: LogitBias
+    allowed_token_ids: AllowedTokenIds
+    bad_words: BadWords
     max_tokens: MaxTokens
     min_tokens: MinTokens
     stop: Stop
@@ -91,6 +104,8 @@ class RequestOptions(TypedDict):
     ignore_eos: IgnoreEos
     n: Outputs
     token_ids: TokenIds
+    logprobs: Logprobs
+    prompt_logprobs: PromptLogprobs
     progress_events: Progress
     priority: Priority
     cache_salt: CacheSalt

@@ -89,6 +89,16 @@ _NOT_IN_REQUEST = ("target", "json", "local", "timeout", "stats")
 def _keywords(given: arg.RequestOptions) -> dict[str, Any]:
     """The request's keywords among a command's options; what was not given stays unset."""
     left_out = (*_NOT_IN_REQUEST, "model") if given["local"] else _NOT_IN_REQUEST
-    options = {name: value for name, value in given.items() if name not in left_out}
+    options: dict[str, Any] = {name: value for name, value in given.items() if name not in left_out}
+    options["logit_bias"] = dict(map(_bias, given["logit_bias"] or [])) or None
     # A switch that is off and an empty list were not given; 0 was (it makes sampling greedy).
     return {name: value for name, value in options.items() if value is not None and value is not False and value != []}
+
+
+def _bias(word: str) -> tuple[int, float]:
+    """Raises: UsageError."""
+    token_id, _, bias = word.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise UsageError(f"--logit-bias {word}: must be ID=BIAS, for example 15=-2.5") from None
