@@ -78,13 +78,14 @@ class Queries:
         found = [(index, decision) for index, key in enumerate(keys) for decision in self._core.decisions(key)]
         if not found:
             raise QueryFailed(Code.NOT_FOUND, "there is no such request, or it ended too long ago")
+        own = {key: f"output {index}" for index, key in enumerate(keys)}
         found.sort(key=lambda entry: entry[1].at)
         began = found[0][1].at
         return codec.explain_response(
             (
                 decision.at - began,
                 decision.step_id,
-                f"output {index}: " * (len(keys) > 1) + sentence(decision, self._name),
+                f"output {index}: " * (len(keys) > 1) + sentence(decision, lambda key: own.get(key) or self._name(key)),
             )
             for index, decision in found
         )

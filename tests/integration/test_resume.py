@@ -1,5 +1,6 @@
 """Streams that break and go on: through any front, nothing lost or repeated, whatever the position; ids said twice."""
 
+import contextlib
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ from pagewire_client import (
     AsyncClient,
     InvalidRequestError,
     RequestCancelledError,
+    UnavailableError,
 )
 from support.conditions import wait_until
 from support.scripted_stack import ScriptedStack, first_ids
@@ -154,6 +156,17 @@ def front_pids(stack: ScriptedStack) -> list[int]:
     return [child.pid for child in psutil.Process(stack.scheduler.process.pid).children()]
 
 
+def wait_fronts(stack: ScriptedStack) -> None:
+    """Until both fronts live again, and the first, which alone has the internal port, answers there."""
+
+    def answers() -> bool:
+        with contextlib.suppress(UnavailableError):
+            return len(front_pids(stack)) == 2 and stack.load() is not None
+        return False
+
+    wait_until(answers, "the fronts answer again", 20)
+
+
 def test_a_killed_front_loses_no_resumable_stream(stack: ScriptedStack, worker: ScriptedWorker) -> None:
     clients = [stack.connect() for _ in range(6)]
     prompts = [[9, number] for number in range(6)]
@@ -173,8 +186,8 @@ def test_a_killed_front_loses_no_resumable_stream(stack: ScriptedStack, worker: 
         assert [o.token_ids for o in result.outputs] == [o.token_ids for o in alone.outputs]
         assert [o.text for o in result.outputs] == [o.text for o in alone.outputs]
         assert result.usage.output_tokens == alone.usage.output_tokens
+    wait_fronts(stack)
     stack.wait_idle()
-    wait_until(lambda: len(front_pids(stack)) == 2, "the front is started again")
 
 
 async def test_an_asynchronous_stream_continues_too(stack: ScriptedStack, worker: ScriptedWorker) -> None:
@@ -188,7 +201,7 @@ async def test_an_asynchronous_stream_continues_too(stack: ScriptedStack, worker
         joined = await stream.join()
     alone = stack.client.generate([4, 4], token_ids=True, max_tokens=100)
     assert joined.outputs[0].token_ids == alone.outputs[0].token_ids
-    wait_until(lambda: len(front_pids(stack)) == 2, "the fronts are started again")
+    wait_fronts(stack)
 
 
 def test_the_same_id_and_content_is_the_same_request(stack: ScriptedStack) -> None:
