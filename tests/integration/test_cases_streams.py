@@ -320,7 +320,8 @@ def test_can_03_cancelled_while_waiting_is_answered_at_once_and_never_computed(s
         for number in (0, 4):
             assert streams[number].join().outputs[0].token_ids == counted(queued[number], 3)
         stack.wait_idle()
-        assert begun_prompts(worker) == [tuple(long), tuple(queued[0]), tuple(queued[4])]
+        # Both have deadlines of the same 30 s, told in whole milliseconds: either may come first.
+        assert sorted(begun_prompts(worker)) == [tuple(long), tuple(queued[0]), tuple(queued[4])]
 
 
 @pytest.mark.parametrize("request_id", ["x" * 10_000, "two\nlines", "\0"])
