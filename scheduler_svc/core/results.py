@@ -180,9 +180,7 @@ class Application:
         self._tally.num_wasted_tokens += len(result.rows) - len(token_of)
         for place, row in enumerate(rows):
             if row not in token_of:
-                request = self._record.lane_at(place).request
-                if request.accepts_tokens:
-                    self._break(request, EndReason.STEP_FAILED)
+                self._break(self._record.lane_at(place).request, EndReason.STEP_FAILED)
         return array("i", [token_of.get(row, 0) for row in rows])
 
     def _see_ends(self, token_ids: "array[int]") -> None:
