@@ -5,15 +5,19 @@ from pagewire_kernels.interface import (
     AttentionBatch,
     KernelSet,
     QkNorm,
+    QuantizedProduct,
     SamplingBatch,
     SharedPrefixes,
 )
+from pagewire_kernels.quantized import QuantizedWeight
 
 __all__ = [
     "SHARED_TILE_ROWS",
     "AttentionBatch",
     "KernelSet",
     "QkNorm",
+    "QuantizedProduct",
+    "QuantizedWeight",
     "SamplingBatch",
     "SharedPrefixes",
     "load_kernels",

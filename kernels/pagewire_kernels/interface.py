@@ -15,6 +15,8 @@ from typing import Protocol
 
 import torch
 
+from pagewire_kernels.quantized import QuantizedWeight
+
 SHARED_TILE_ROWS = 16
 """Sequences of one tile of ``SharedPrefixes``."""
 
@@ -96,6 +98,20 @@ class SamplingBatch:
     """Some row uses top_k, top_p or min_p (host side)."""
 
 
+class QuantizedProduct(Protocol):
+    """A quantised weight in a kernel set's own layout."""
+
+    num_bytes: int
+    """Memory it holds."""
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x @ w.T + bias``. x [T, in], bias [out], both of the dtype it was prepared for -> [T, out] in that dtype.
+
+        Inputs are in the model's order: what is permuted is the product's to permute. Sums in float32.
+        """
+        ...
+
+
 class KernelSet(Protocol):
     """Operations of the hot path. Accumulation is float32 everywhere; inputs are float32, float16 or bfloat16."""
 
@@ -111,6 +127,14 @@ class KernelSet(Protocol):
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x @ weight.T + bias``. x [T, in], weight [out, in], bias [out] -> [T, out] in x's dtype."""
+        ...
+
+    def prepare_quantized(self, weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedProduct:
+        """Repack a weight for products with inputs of ``dtype``, once, when it is loaded.
+
+        The result lives on the weight's device and keeps none of its tensors unless it uses them as they are; the
+        caller drops the weight, so memory peaks at one of them. Raises ValueError for one that this set cannot take.
+        """
         ...
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

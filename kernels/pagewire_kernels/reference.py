@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from pagewire_kernels.interface import AttentionBatch, QkNorm, SamplingBatch
 from pagewire_kernels.philox import gumbel, noise_words
+from pagewire_kernels.quantized import QuantizedWeight
 from pagewire_kernels.truncation import mass_limit, masses, min_p_threshold, scale_logits
 
 
@@ -29,6 +30,9 @@ class ReferenceKernels:
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, weight, bias)
+
+    def prepare_quantized(self, weight: QuantizedWeight, dtype: torch.dtype) -> "DequantizedProduct":
+        return DequantizedProduct(weight, dtype)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.float().chunk(2, dim=-1)
@@ -80,6 +84,32 @@ class ReferenceKernels:
             torch.tensor(token_ids, dtype=torch.int32, device=device),
             torch.tensor(status, dtype=torch.uint8, device=device),
         )
+
+
+class DequantizedProduct:
+    """Holds the weight as floats."""
+
+    def __init__(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
+        self.weight = dequantize(weight, dtype)
+        self.num_bytes = self.weight.nbytes
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, self.weight, bias)
+
+
+def dequantize(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """[out, in] in the inputs' order: computed and rounded in the scales' dtype, then converted to ``dtype``."""
+    groups = torch.arange(weight.shape[1], device=weight.codes.device) // weight.group_size
+    scales = weight.scales[:, groups]
+    if weight.offsets is not None:
+        values = weight.codes.to(scales.dtype) * scales + weight.offsets[:, groups]
+    elif weight.zeros is not None:
+        values = (weight.codes.short() - weight.zeros[:, groups].short()).to(scales.dtype) * scales
+    else:
+        values = weight.codes.to(scales.dtype) * scales
+    if weight.perm is not None:
+        values = torch.empty_like(values).index_copy_(1, weight.perm, values)
+    return values.to(dtype)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from pagewire_kernels.cpu.attention import attend
 from pagewire_kernels.cpu.sampler import sample
 from pagewire_kernels.cpu.step_plan import StepPlan
-from pagewire_kernels.interface import AttentionBatch, QkNorm, SamplingBatch
+from pagewire_kernels.interface import AttentionBatch, QkNorm, QuantizedProduct, SamplingBatch
+from pagewire_kernels.quantized import QuantizedWeight
+from pagewire_kernels.reference import DequantizedProduct
 
 _MANY_TOKENS = 64
 """Tokens from which norms in place beat F.rms_norm, which makes a new tensor at each of its steps (512 tokens of 576:
@@ -39,6 +41,9 @@ class CpuKernels:
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, weight, bias)
+
+    def prepare_quantized(self, weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedProduct:
+        return DequantizedProduct(weight, dtype)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         size = gate_up.shape[1] // 2

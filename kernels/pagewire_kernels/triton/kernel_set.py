@@ -8,7 +8,9 @@ part; they are zero between kernels, and one stream runs a device's kernels.
 import torch
 import torch.nn.functional as F
 
-from pagewire_kernels.interface import AttentionBatch, QkNorm, SamplingBatch
+from pagewire_kernels.interface import AttentionBatch, QkNorm, QuantizedProduct, SamplingBatch
+from pagewire_kernels.quantized import QuantizedWeight
+from pagewire_kernels.reference import DequantizedProduct
 from pagewire_kernels.triton import skinny_linear
 from pagewire_kernels.triton.paged_chunk import paged_chunk
 from pagewire_kernels.triton.paged_decode import paged_decode
@@ -63,6 +65,9 @@ class TritonKernels:
         if skinny_linear.suits(x, weight):
             return skinny_linear.skinny_linear(x, weight, bias, self._zeros(skinny_linear.MAX_COUNTERS, x.device))
         return F.linear(x, weight, bias)
+
+    def prepare_quantized(self, weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedProduct:
+        return DequantizedProduct(weight, dtype)
 
     def _zeros(self, count: int, device: torch.device) -> torch.Tensor:
         if len(self._counters) < count or self._counters.device != device:
