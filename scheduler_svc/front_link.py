@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc import codec
 from scheduler_svc.codec import FrameError
+from scheduler_svc.core.value import value
 from scheduler_svc.liveness import OwnStalls
 from scheduler_svc.log import MOST_COMINGS, SparseLog
 from scheduler_svc.messages import PROTOCOL_VERSION, FrontMessage, Service
@@ -20,7 +21,7 @@ _FORGET_SECONDS = 30.0
 _HINT_SECONDS = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class FrontSaid:
     message: FrontMessage
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from scheduler_svc.core.types import EndReason, PageHash, Published, SamplingParams
+from scheduler_svc.core.value import value
 
 PROTOCOL_VERSION = 1
 """Outputs of one request at most."""
@@ -56,14 +57,14 @@ class WorkerHello:
     """Under which identity the inventory's names were learnt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class WorkerRefusal:
     """The worker refused a plan whole and is going to say hello again."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class WorkerResult:
     rows: "array[int]"
     token_ids: "array[int]"
@@ -75,12 +76,12 @@ class WorkerResult:
     """Log probabilities by row, as they came."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class WorkerHeartbeat:
     last_received_step_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class WorkerGoodbye:
     reason: str
 
@@ -88,7 +89,7 @@ class WorkerGoodbye:
 WorkerBody = WorkerHello | WorkerRefusal | WorkerResult | WorkerHeartbeat | WorkerGoodbye
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class WorkerMessage:
     session: int
     epoch: int
@@ -99,7 +100,7 @@ class WorkerMessage:
 # From fronts.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A new request of ``n`` outputs; times are seconds from now."""
 
@@ -124,7 +125,7 @@ class Submission:
     """With a grace: what a front must know to continue the request."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class InvalidSubmission:
     """A new request that cannot be taken as it is."""
 
@@ -135,34 +136,34 @@ class InvalidSubmission:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class FrontCancel:
     key: int
     deadline: bool
     broken: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class FrontResume:
     key: int
     tenant: str
     request_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class FrontStop:
     key: int
     index: int
     num_output_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class FrontScanned:
     key: int
     index: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Query:
     """``kind`` is the name of the question in front.proto, or empty for one not known."""
 
@@ -173,7 +174,7 @@ class Query:
     milliseconds: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class FrontMessage:
     session: int
     front_id: int
@@ -206,7 +207,7 @@ class Service:
     retry_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class RequestSummary:
     """A request so far, all outputs together; times are seconds since it was submitted."""
 

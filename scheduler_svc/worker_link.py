@@ -23,6 +23,7 @@ from scheduler_svc.core.errors import WorkerRejected
 from scheduler_svc.core.inventory import in_order
 from scheduler_svc.core.page_hash import cache_identity
 from scheduler_svc.core.types import BatchPlan, Published, StepId, StepResult, WorkerCard, WorkerId
+from scheduler_svc.core.value import value
 from scheduler_svc.expected_rows import ExpectedRows
 from scheduler_svc.join_pace import JoinPace
 from scheduler_svc.liveness import OwnStalls, StepClock
@@ -60,7 +61,7 @@ class Lost:
     """The worker refused this plan, though it was the one that was due."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Answered:
     result: StepResult
     failure: str | None

@@ -1,7 +1,7 @@
 """Values that cross the core's border: what the shell gives it and what it gives back.
 
-Everything here is frozen. Ids are plain ints and strings under NewTypes. Token ids travel as ``array('i')`` so that a
-token is four bytes and never an object of its own.
+Everything here is frozen (value.py says how). Ids are plain ints and strings under NewTypes. Token ids travel as
+``array('i')`` so that a token is four bytes and never an object of its own.
 """
 
 from array import array
@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
+
+from scheduler_svc.core.value import value
 
 RequestKey = NewType("RequestKey", int)
 """The engine's name of one output of one request; never used twice."""
@@ -75,7 +77,7 @@ class CoreConfig:
     """Shares of tenants that differ from 1."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Carried to the worker untouched."""
 
@@ -89,7 +91,7 @@ class SamplingParams:
     """What few requests ask for beside these, as the worker reads it; empty: nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class NewRequest:
     """One output to generate. A request for n outputs is n of these with the same prompt."""
 
@@ -130,7 +132,7 @@ class WorkerCard:
     """Pages that it still holds from before, see inventory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class NewRow:
     """A row that begins: all its token ids, and how many of them its first pages already hold."""
 
@@ -141,7 +143,7 @@ class NewRow:
     sampling: SamplingParams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Published:
     page: PageId
     hash: PageHash
@@ -149,7 +151,7 @@ class Published:
     """Sixteen zero bytes for a first page."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class PageGroup:
     """Rows whose tables begin with the same pages, all of them full."""
 
@@ -160,7 +162,7 @@ class PageGroup:
     """Ascending; empty: the group is gone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
     """One step of one worker, as changes to its rows; see protos/pagewire/internal/v1/worker.proto for the meaning."""
 
@@ -183,7 +185,7 @@ class BatchPlan:
     num_scheduled_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What a worker says of a step."""
 
@@ -204,7 +206,7 @@ class StepResult:
 # Events: what the core tells the shell.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Admitted:
     key: RequestKey
     worker_id: WorkerId
@@ -213,14 +215,14 @@ class Admitted:
     """Admitted again after a preemption."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class PrefillProgress:
     key: RequestKey
     num_computed_tokens: int
     num_prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Preempted:
     key: RequestKey
     reason: str
@@ -228,7 +230,7 @@ class Preempted:
     """The request that got its pages; None: nobody in particular."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Held:
     """An ending waits for ``stop`` or ``scanned``."""
 
@@ -236,7 +238,7 @@ class Held:
     num_output_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Ended:
     """The request is over and nothing of it is held any more; its pages are free once steps in flight are done."""
 
@@ -260,7 +262,7 @@ class Ended:
 Event = Admitted | PrefillProgress | Preempted | Held | Ended
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Committed:
     """What one step result brought. Apply the tokens first, then the events."""
 
