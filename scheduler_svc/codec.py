@@ -1,14 +1,14 @@
 """The only place that knows how frames look: bytes to plain values and back, for the links to workers and fronts.
 
 Reading is strict: bytes that are no frame, or columns that do not fit one another, raise ``FrameError`` and nothing of
-the frame is used. Writing trusts its caller. Kinds of events to fronts are made by one function each; the link that
-keeps them until they are sent does not look inside.
+the frame is used. Writing trusts its caller. Kinds of events to fronts are made by one function each, and written when
+their frame is: until then an event is plain fields.
 """
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 from pagewire.internal.v1 import front_pb2, worker_pb2
@@ -53,24 +53,12 @@ from scheduler_svc.messages import (
 )
 from scheduler_svc.output_key import MAX_FRONT_KEY, MAX_OUTPUTS
 
-FrontEvent = Any
-"""A RequestEvent message, made here and sent from here."""
+FrontEvent = dict[str, Any]
+"""Fields of a RequestEvent message."""
 FrontLogprobs = Any
 """An OutputLogprobs message."""
 
-_REASONS = {
-    EndReason.STOP_TOKEN: front_pb2.END_REASON_STOP_TOKEN,
-    EndReason.STOP_STRING: front_pb2.END_REASON_STOP_STRING,
-    EndReason.LENGTH: front_pb2.END_REASON_LENGTH,
-    EndReason.CANCELLED: front_pb2.END_REASON_CANCELLED,
-    EndReason.TIME_LIMIT: front_pb2.END_REASON_TIME_LIMIT,
-    EndReason.DEADLINE: front_pb2.END_REASON_DEADLINE,
-    EndReason.WORKER_LOST: front_pb2.END_REASON_WORKER_LOST,
-    EndReason.NAN: front_pb2.END_REASON_NAN,
-    EndReason.STEP_FAILED: front_pb2.END_REASON_STEP_FAILED,
-    EndReason.NO_PAGES: front_pb2.END_REASON_NO_PAGES,
-    EndReason.SHUTDOWN: front_pb2.END_REASON_SHUTDOWN,
-}
+_REASONS = {reason: front_pb2.EndReason.Value(f"END_REASON_{reason.name}") for reason in EndReason}
 
 _FINISH_REASONS = {
     EndReason.STOP_TOKEN: generation_pb2.FINISH_REASON_STOP,
@@ -90,6 +78,9 @@ _STATUSES = {
     EndReason.NAN: Code.INTERNAL,
     EndReason.STEP_FAILED: Code.INTERNAL,
 }
+
+
+_MAX_INT = 2**31 - 1
 
 
 class FrameError(ValueError):
@@ -301,11 +292,12 @@ def read_front_frame(content: bytes) -> FrontMessage:
         raise FrameError(str(error)) from error
     if not frame.front_id:
         raise FrameError("a frame without a front_id")
+    hello = frame.hello if frame.HasField("hello") else None
     return FrontMessage(
         session=frame.session,
         front_id=frame.front_id,
-        protocol_version=frame.hello.protocol_version if frame.HasField("hello") else None,
-        pid=frame.hello.pid,
+        protocol_version=None if hello is None else hello.protocol_version,
+        pid=0 if hello is None else hello.pid,
         submissions=[_submission(submit) for submit in frame.submits],
         cancels=[FrontCancel(key=each.key, deadline=each.deadline, broken=each.broken) for each in frame.cancels],
         stops=[
@@ -318,53 +310,56 @@ def read_front_frame(content: bytes) -> FrontMessage:
 
 
 def _submission(submit: Any) -> Submission | InvalidSubmission:
-    def invalid(field: str, message: str, code: Code = Code.INVALID_ARGUMENT) -> InvalidSubmission:
-        reason = "NOT_SUPPORTED" if code == Code.UNIMPLEMENTED else "INVALID_FIELD"
-        return InvalidSubmission(key=submit.key, code=code, reason=reason, field=field, message=message)
-
+    n, max_tokens, grace_ms = submit.n, submit.max_tokens, submit.resume_grace_ms
+    temperature, top_p, min_p = submit.temperature, submit.top_p, submit.min_p
     try:
         prompt = read_ints(submit.prompt_token_ids, "prompt_token_ids")
         page_hashes = read_hashes(submit.page_hashes, "page_hashes")
         stop_token_ids = read_ints(submit.stop_token_ids, "stop_token_ids")
     except ColumnError as error:
-        return invalid("prompt", str(error))
+        return _invalid(submit, "prompt", str(error))
     if submit.key > MAX_FRONT_KEY:
-        return invalid("key", f"must be at most {MAX_FRONT_KEY}")
-    if not 1 <= submit.n <= MAX_OUTPUTS:
-        return invalid("output.n", f"must be in 1..{MAX_OUTPUTS}, is {submit.n}")
-    if not submit.max_tokens:
-        return invalid("stop.max_tokens", "must be at least 1")
-    if not (0 <= submit.temperature <= 100 and 0 < submit.top_p <= 1 and 0 <= submit.min_p <= 1):
-        return invalid("sampling", "temperature, top_p or min_p is out of its range")
-    if submit.grammar.ByteSize():
-        return invalid("sampling", "this server does not know the option", Code.UNIMPLEMENTED)
+        return _invalid(submit, "key", f"must be at most {MAX_FRONT_KEY}")
+    if not 1 <= n <= MAX_OUTPUTS:
+        return _invalid(submit, "output.n", f"must be in 1..{MAX_OUTPUTS}, is {n}")
+    if not max_tokens:
+        return _invalid(submit, "stop.max_tokens", "must be at least 1")
+    if not (0 <= temperature <= 100 and 0 < top_p <= 1 and 0 <= min_p <= 1):
+        return _invalid(submit, "sampling", "temperature, top_p or min_p is out of its range")
+    if submit.HasField("grammar") and submit.grammar.ByteSize():
+        return _invalid(submit, "sampling", "this server does not know the option", Code.UNIMPLEMENTED)
     return Submission(
         key=submit.key,
         request_id=submit.request_id,
         tenant=submit.tenant,
         prompt=prompt,
-        page_hashes=[PageHash(each) for each in page_hashes],
+        page_hashes=cast("list[PageHash]", page_hashes),
         root_hash=submit.root_hash,
-        n=submit.n,
-        max_tokens=min(submit.max_tokens, 2**31 - 1),
+        n=n,
+        max_tokens=min(max_tokens, _MAX_INT),
         stop_token_ids=frozenset(stop_token_ids),
         hold_endings=submit.hold_endings,
         deadline_seconds=submit.deadline_ms / 1e3 if submit.HasField("deadline_ms") else None,
         time_limit_seconds=submit.time_limit_ms / 1e3 if submit.HasField("time_limit_ms") else None,
         priority=submit.priority,
         sampling=SamplingParams(
-            temperature=submit.temperature,
-            top_p=submit.top_p,
-            top_k=min(submit.top_k, 2**31 - 1),
-            min_p=submit.min_p,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=min(submit.top_k, _MAX_INT),
+            min_p=min_p,
             seed=submit.seed,
-            options=submit.options.SerializeToString(),
+            options=submit.options.SerializeToString() if submit.HasField("options") else b"",
         ),
         progress_events=submit.progress_events,
-        resume_grace_seconds=submit.resume_grace_ms / 1e3,
+        resume_grace_seconds=grace_ms / 1e3,
         content_digest=submit.content_digest,
-        resume_record=_resume_record(submit) if submit.resume_grace_ms else b"",
+        resume_record=_resume_record(submit) if grace_ms else b"",
     )
+
+
+def _invalid(submit: Any, field: str, message: str, code: Code = Code.INVALID_ARGUMENT) -> InvalidSubmission:
+    reason = "NOT_SUPPORTED" if code == Code.UNIMPLEMENTED else "INVALID_FIELD"
+    return InvalidSubmission(key=submit.key, code=code, reason=reason, field=field, message=message)
 
 
 def _resume_record(submit: Any) -> bytes:
@@ -395,9 +390,9 @@ def front_frame(
     service: Service | None = None,
     keys: "array[int] | None" = None,
     token_ids: "array[int] | None" = None,
-    logprobs: Iterable[FrontLogprobs] = (),
-    events: Iterable[FrontEvent] = (),
-    replies: Iterable[Any] = (),
+    logprobs: Sequence[FrontLogprobs] = (),
+    events: Sequence[FrontEvent] = (),
+    replies: Sequence[Any] = (),
     refusal: str | None = None,
 ) -> bytes:
     """One frame; ``keys`` name the output of each new token. A frame of nothing at all is a heartbeat."""
@@ -407,9 +402,10 @@ def front_frame(
     if service is not None:
         frame.service.CopyFrom(_service(service))
     if keys and token_ids:
-        frame.tokens.keys, frame.tokens.token_ids = columns.longs(keys), columns.ints(token_ids)
-    frame.heartbeat = service is None and not keys and not frame.events and not frame.replies and refusal is None
-    return bytes(frame.SerializeToString())
+        tokens = frame.tokens
+        tokens.keys, tokens.token_ids = columns.longs(keys), columns.ints(token_ids)
+    frame.heartbeat = not (keys or events or replies or refusal is not None or service is not None)
+    return frame.SerializeToString()
 
 
 def output_logprobs(key: int, content: bytes) -> FrontLogprobs:
@@ -435,82 +431,65 @@ def _service(service: Service) -> Any:
 def rejected(
     key: int, code: Code, reason: str, message: str, field: str = "", retry_ms: int = 0, num_waiting: int = 0
 ) -> FrontEvent:
-    body = front_pb2.Rejected(
-        code=code, reason=reason, message=message, field=field, retry_ms=retry_ms, num_waiting=num_waiting
-    )
-    return front_pb2.RequestEvent(key=key, rejected=body)
+    body = {"code": code, "reason": reason, "message": message, "field": field, "retry_ms": retry_ms}
+    return {"key": key, "rejected": {**body, "num_waiting": num_waiting}}
 
 
 def resumed(key: int, record: bytes) -> FrontEvent:
     """``record`` is the submission's."""
-    submit = front_pb2.Submit.FromString(record)
-    return front_pb2.RequestEvent(key=key, resumed=front_pb2.Resumed(submit=submit))
+    return {"key": key, "resumed": {"submit": front_pb2.Submit.FromString(record)}}
 
 
 def queued(key: int, position: int, reason: str) -> FrontEvent:
-    return front_pb2.RequestEvent(key=key, queued=front_pb2.QueuedEvent(position=position, reason=reason))
-
-
-def admitted(key: int, cached_tokens: int, worker_id: str) -> FrontEvent:
-    body = front_pb2.AdmittedEvent(cached_tokens=cached_tokens, worker_id=worker_id)
-    return front_pb2.RequestEvent(key=key, admitted=body)
-
-
-def prefill(key: int, computed_tokens: int, total_tokens: int) -> FrontEvent:
-    body = front_pb2.PrefillEvent(computed_tokens=computed_tokens, total_tokens=total_tokens)
-    return front_pb2.RequestEvent(key=key, prefill=body)
-
-
-def preempted(key: int, reason: str) -> FrontEvent:
-    return front_pb2.RequestEvent(key=key, preempted=front_pb2.PreemptedEvent(reason=reason))
+    return {"key": key, "queued": {"position": position, "reason": reason}}
 
 
 def progress(key: int, event: Admitted | PrefillProgress | Preempted) -> FrontEvent:
     if isinstance(event, Admitted):
-        return admitted(key, event.num_cached_tokens, event.worker_id)
+        return {"key": key, "admitted": {"cached_tokens": event.num_cached_tokens, "worker_id": event.worker_id}}
     if isinstance(event, Preempted):
-        return preempted(key, event.reason)
-    return prefill(key, event.num_computed_tokens, event.num_prompt_tokens)
+        return {"key": key, "preempted": {"reason": event.reason}}
+    computed, total = event.num_computed_tokens, event.num_prompt_tokens
+    return {"key": key, "prefill": {"computed_tokens": computed, "total_tokens": total}}
 
 
 def held(key: int, index: int, num_output_tokens: int) -> FrontEvent:
-    body = front_pb2.HeldEnding(index=index, num_output_tokens=num_output_tokens)
-    return front_pb2.RequestEvent(key=key, held=body)
+    return {"key": key, "held": {"index": index, "num_output_tokens": num_output_tokens}}
 
 
 def output_ended(key: int, index: int, ended: Ended, elsewhere: bool) -> FrontEvent:
-    body = front_pb2.OutputEnded(
-        index=index,
-        reason=_reason(ended.reason, elsewhere),
-        num_output_tokens=ended.num_output_tokens,
-        stop_token_id=ended.stop_token_id or 0,
-    )
-    return front_pb2.RequestEvent(key=key, output_ended=body)
+    body = {
+        "index": index,
+        "reason": _reason(ended.reason, elsewhere),
+        "num_output_tokens": ended.num_output_tokens,
+        "stop_token_id": ended.stop_token_id or 0,
+    }
+    return {"key": key, "output_ended": body}
 
 
-def _reason(reason: EndReason, elsewhere: bool) -> Any:
+def _reason(reason: EndReason, elsewhere: bool) -> int:
     if elsewhere and reason is EndReason.CANCELLED:
         return front_pb2.END_REASON_CANCELLED_ELSEWHERE
     return _REASONS[reason]
 
 
 def request_ended(key: int, summary: RequestSummary, retry_ms: int) -> FrontEvent:
-    body = front_pb2.RequestEnded(
-        prompt_tokens=summary.prompt_tokens,
-        cached_tokens=summary.cached_tokens,
-        output_tokens=summary.output_tokens,
-        recomputed_tokens=summary.recomputed_tokens,
-        queue_seconds=summary.queue_seconds,
-        first_token_seconds=summary.first_token_seconds,
-        decode_seconds=summary.decode_seconds,
-        total_seconds=summary.total_seconds,
-        worker_id=summary.worker_id,
-        retry_ms=retry_ms,
-        stage=summary.stage,
-    )
+    body = {
+        "prompt_tokens": summary.prompt_tokens,
+        "cached_tokens": summary.cached_tokens,
+        "output_tokens": summary.output_tokens,
+        "recomputed_tokens": summary.recomputed_tokens,
+        "queue_seconds": summary.queue_seconds,
+        "first_token_seconds": summary.first_token_seconds,
+        "decode_seconds": summary.decode_seconds,
+        "total_seconds": summary.total_seconds,
+        "worker_id": summary.worker_id,
+        "retry_ms": retry_ms,
+        "stage": summary.stage,
+    }
     if summary.reason is not None:
-        body.reason = _reason(summary.reason, summary.elsewhere)
-    return front_pb2.RequestEvent(key=key, ended=body)
+        body["reason"] = _reason(summary.reason, summary.elsewhere)
+    return {"key": key, "ended": body}
 
 
 def request_failed(key: int, summary: RequestSummary) -> FrontEvent:

@@ -1,7 +1,7 @@
 """What fronts ask becomes calls of the core; what the core tells becomes events for the fronts.
 
 Owns the live requests and the ended ones. A request ends once: after the end of its last output the front is told, the
-answer for later questions is kept and everything else of it is forgotten. A fault while one request is handled ends
+request is kept for later questions and is live no more. A fault while one request is handled ends
 that request and no other; a broken rule of the core is not a fault of a request and goes on up.
 """
 
@@ -304,14 +304,16 @@ class FrontDesk:
         summary = request.summary()
         retry_ms = self._unavailable_retry_ms if summary.reason in _RETRY_ENDS else 0
         box.add_event(codec.request_ended(key, summary, retry_ms))
-        answer = codec.request_response(request.request_id, "ended", summary, request.endings())
-        self.ended.keep(request.tenant, request.request_id, answer, now, [output.key for output in request.outputs])
+        self.ended.keep(request, now)
         self.resumptions.keep(request, now)
         self.requests.remove(request)
         self._rate.count_end(now)
 
 
 def _new_request(output: Output, submission: Submission, now: float) -> NewRequest:
+    sampling = submission.sampling
+    if output.index:
+        sampling = replace(sampling, output_index=output.index)
     return NewRequest(
         key=output.key,
         tenant=submission.tenant,
@@ -324,7 +326,7 @@ def _new_request(output: Output, submission: Submission, now: float) -> NewReque
         priority=submission.priority,
         deadline=_absolute(submission.deadline_seconds, now),
         time_limit=_absolute(submission.time_limit_seconds, now),
-        sampling=replace(submission.sampling, output_index=output.index),
+        sampling=sampling,
         fork_of=output.request.outputs[0].key if output.index else None,
     )
 

@@ -8,6 +8,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import EndReason, RequestKey
 from scheduler_svc.front_desk import FrontDesk
 from scheduler_svc.messages import Code, Query
+from scheduler_svc.requests import Request
 from scheduler_svc.worker_link import WorkerLink
 
 
@@ -47,7 +48,7 @@ class Queries:
             raise QueryFailed(Code.INVALID_ARGUMENT, "request_id is empty")
         if query.kind == "cancel_request_id":
             return self._cancel(query, now)
-        return self._explain(query) if query.kind == "explain_request_id" else self._get(query, now)
+        return self._explain(query, now) if query.kind == "explain_request_id" else self._get(query, now)
 
     def _cancel(self, query: Query, now: float) -> bytes:
         request = self._desk.requests.by_id(query.tenant, query.request_id)
@@ -59,22 +60,20 @@ class Queries:
         return codec.cancel_response()
 
     def _get(self, query: Query, now: float) -> bytes:
-        request = self._desk.requests.by_id(query.tenant, query.request_id)
-        if request is not None:
-            return codec.request_response(
-                request.request_id, request.state, self._desk.summary(request), request.endings()
-            )
-        answer = self._desk.ended.get(query.tenant, query.request_id, now)
-        if answer is None:
+        request = self._find(query, now)
+        if request is None:
             raise QueryFailed(Code.NOT_FOUND, "there is no such request")
-        return answer
+        return codec.request_response(request.request_id, request.state, self._desk.summary(request), request.endings())
 
-    def _explain(self, query: Query) -> bytes:
+    def _find(self, query: Query, now: float) -> Request | None:
+        """The request asked about, live or ended."""
+        live = self._desk.requests.by_id(query.tenant, query.request_id)
+        return live or self._desk.ended.get(query.tenant, query.request_id, now)
+
+    def _explain(self, query: Query, now: float) -> bytes:
         """What was decided about each of its outputs, in the order of time."""
-        request = self._desk.requests.by_id(query.tenant, query.request_id)
-        keys = self._desk.ended.keys(query.tenant, query.request_id)
-        if request is not None:
-            keys = [output.key for output in request.outputs]
+        request = self._find(query, now)
+        keys = [] if request is None else [output.key for output in request.outputs]
         found = [(index, decision) for index, key in enumerate(keys) for decision in self._core.decisions(key)]
         if not found:
             raise QueryFailed(Code.NOT_FOUND, "there is no such request, or it ended too long ago")

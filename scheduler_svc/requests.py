@@ -7,7 +7,7 @@ while. Ids belong to a tenant: the same id of two tenants names two requests.
 import itertools
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.types import Ended, EndReason, RequestKey
@@ -17,7 +17,7 @@ from scheduler_svc.output_key import RESUMABLE, output_key
 KEEP_SECONDS = 600.0
 KEEP_REQUESTS = 10_000
 KEEP_BYTES = 64 * 1024 * 1024
-_BYTES_BESIDE_RECORD = 400
+_BYTES_A_REQUEST, _BYTES_AN_OUTPUT = 600, 600
 
 HARD_ENDS = frozenset({EndReason.CANCELLED, EndReason.DEADLINE, EndReason.WORKER_LOST, EndReason.SHUTDOWN})
 """They end the request as a whole, even if some of its outputs had ended by themselves before."""
@@ -79,7 +79,7 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        return all(output.ended is not None for output in self.outputs)
+        return all([output.ended is not None for output in self.outputs])
 
     @property
     def state(self) -> str:
@@ -93,9 +93,9 @@ class Request:
 
     def summary(self) -> RequestSummary:
         """Its usage and times so far; the prompt counts once."""
-        ends = [ended for _, ended in self.endings()]
+        ends = [output.ended for output in self.outputs if output.ended is not None]
         first = self.outputs[0]
-        output_tokens = sum(o.num_tokens if o.ended is None else o.ended.num_output_tokens for o in self.outputs)
+        output_tokens = sum([o.num_tokens if o.ended is None else o.ended.num_output_tokens for o in self.outputs])
         if not ends:
             return RequestSummary(
                 prompt_tokens=self.num_prompt_tokens,
@@ -103,37 +103,37 @@ class Request:
                 output_tokens=output_tokens,
                 worker_id=first.worker_id,
             )
-        submitted = min(ended.submitted_at for ended in ends)
-        last = max(ends, key=lambda ended: ended.ended_at)
-        first_token = _least(ended.first_token_at for ended in ends)
-        last_token = max((ended.last_token_at for ended in ends if ended.last_token_at is not None), default=None)
-        admitted = _least(ended.admitted_at for ended in ends)
+        submitted = min([ended.submitted_at for ended in ends])
+        admitted = [ended.admitted_at for ended in ends if ended.admitted_at is not None]
+        began = [ended.first_token_at for ended in ends if ended.first_token_at is not None]
+        went_on = [ended.last_token_at for ended in ends if ended.last_token_at is not None]
+        last = max(ends, key=_ended_at)
         return RequestSummary(
             reason=_common_reason(ends) if self.is_over else None,
             elsewhere=self.cancelled_elsewhere,
             prompt_tokens=self.num_prompt_tokens,
             cached_tokens=first.num_cached_tokens if first.ended is None else first.ended.num_cached_tokens,
             output_tokens=output_tokens,
-            recomputed_tokens=sum(ended.num_recomputed_tokens for ended in ends),
-            queue_seconds=(last.ended_at if admitted is None else admitted) - submitted,
-            first_token_seconds=0.0 if first_token is None else first_token - submitted,
-            decode_seconds=0.0 if first_token is None or last_token is None else last_token - first_token,
+            recomputed_tokens=sum([ended.num_recomputed_tokens for ended in ends]),
+            queue_seconds=min(admitted, default=last.ended_at) - submitted,
+            first_token_seconds=min(began) - submitted if began else 0.0,
+            decode_seconds=max(went_on) - min(began) if began and went_on else 0.0,
             total_seconds=last.ended_at - submitted,
             worker_id=next((ended.worker_id for ended in reversed(ends) if ended.worker_id), ""),
             stage=last.stage,
         )
 
 
-def _least(times: Iterable[float | None]) -> float | None:
-    return min((each for each in times if each is not None), default=None)
+def _ended_at(ended: Ended) -> float:
+    return ended.ended_at
 
 
 def _common_reason(ends: list[Ended]) -> EndReason | None:
     reasons = {ended.reason for ended in ends}
-    hard = [reason for reason in reasons if reason in HARD_ENDS]
     if len(reasons) == 1:
-        reason = next(iter(reasons))
+        reason = ends[0].reason
         return reason if reason in ONE_CAUSE_ENDS else None
+    hard = [reason for reason in reasons if reason in HARD_ENDS]
     return hard[0] if len(hard) == 1 else None
 
 
@@ -227,51 +227,48 @@ class Requests:
 
 
 class EndedRequests:
-    """Serialized answers about ended requests, kept for a time within limits of number and size; oldest go first."""
+    """Ended requests, kept for a time within limits of number and size; oldest go first."""
 
     def __init__(
         self, seconds: float = KEEP_SECONDS, num_requests: int = KEEP_REQUESTS, num_bytes: int = KEEP_BYTES
     ) -> None:
         self._limits = (seconds, num_requests, num_bytes)
-        self._answers: OrderedDict[tuple[str, str], tuple[float, bytes, Sequence[RequestKey]]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], tuple[float, Request]] = OrderedDict()
         self._num_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._answers)
+        return len(self._kept)
 
-    def keep(self, tenant: str, request_id: str, answer: bytes, now: float, keys: Sequence[RequestKey] = ()) -> None:
-        """``keys`` are those its outputs had."""
-        if not request_id:
+    def keep(self, request: Request, now: float) -> None:
+        """Takes a request that is over; it replaces an older one of its id."""
+        if not request.request_id:
             return
-        self._drop((tenant, request_id))
-        self._answers[tenant, request_id] = (now, answer, keys)
-        self._num_bytes += self._size((tenant, request_id), answer)
+        name = (request.tenant, request.request_id)
+        self._drop(name)
+        self._kept[name] = (now, request)
+        self._num_bytes += _size(request)
         self.expire(now)
 
-    def get(self, tenant: str, request_id: str, now: float) -> bytes | None:
+    def get(self, tenant: str, request_id: str, now: float) -> Request | None:
         self.expire(now)
-        found = self._answers.get((tenant, request_id))
+        found = self._kept.get((tenant, request_id))
         return None if found is None else found[1]
-
-    def keys(self, tenant: str, request_id: str) -> Sequence[RequestKey]:
-        """What its outputs were called in the core; nothing if it is not kept."""
-        found = self._answers.get((tenant, request_id))
-        return () if found is None else found[2]
 
     def expire(self, now: float) -> None:
         seconds, num_requests, num_bytes = self._limits
-        while self._answers:
-            oldest = next(iter(self._answers))
-            is_old = now - self._answers[oldest][0] > seconds
-            if not (is_old or len(self._answers) > num_requests or self._num_bytes > num_bytes):
+        while self._kept:
+            oldest = next(iter(self._kept))
+            is_old = now - self._kept[oldest][0] > seconds
+            if not (is_old or len(self._kept) > num_requests or self._num_bytes > num_bytes):
                 return
             self._drop(oldest)
 
     def _drop(self, name: tuple[str, str]) -> None:
-        found = self._answers.pop(name, None)
+        found = self._kept.pop(name, None)
         if found is not None:
-            self._num_bytes -= self._size(name, found[1])
+            self._num_bytes -= _size(found[1])
 
-    @staticmethod
-    def _size(name: tuple[str, str], answer: bytes) -> int:
-        return len(name[0]) + len(name[1]) + len(answer) + _BYTES_BESIDE_RECORD
+
+def _size(request: Request) -> int:
+    """Bytes it takes to keep, about; what it is resumed from is counted by who resumes it."""
+    return len(request.tenant) + len(request.request_id) + _BYTES_A_REQUEST + _BYTES_AN_OUTPUT * len(request.outputs)

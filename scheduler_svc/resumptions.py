@@ -126,6 +126,7 @@ class Resumptions:
         kept = self._kept.pop((tenant, request_id), None)
         if kept is not None and kept[1].record is not None:
             self._num_kept_bytes -= kept[1].record.num_bytes
+            kept[1].record = None
 
     def _expire(self, now: float) -> None:
         for name in [name for name, (until, _) in self._kept.items() if until <= now]:

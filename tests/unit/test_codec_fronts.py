@@ -8,7 +8,7 @@ from pagewire.v1 import generation_pb2
 
 from scheduler_svc import codec
 from scheduler_svc.codec import FrameError
-from scheduler_svc.core.types import Ended, EndReason, RequestKey
+from scheduler_svc.core.types import Ended, EndReason, PrefillProgress, RequestKey
 from scheduler_svc.messages import Code, InvalidSubmission, Query, RequestSummary, Service, Submission
 from scheduler_svc.outbox import MAX_FRAME_TOKENS, Outbox
 
@@ -102,7 +102,7 @@ def test_queries_are_read() -> None:
 
 @pytest.mark.parametrize("reason", list(EndReason))
 def test_every_ending_has_a_word(reason: EndReason) -> None:
-    event = codec.output_ended(9, 1, ended(reason), elsewhere=False)
+    event = front_pb2.RequestEvent(**codec.output_ended(9, 1, ended(reason), elsewhere=False))
     assert event.output_ended.reason != front_pb2.END_REASON_UNSPECIFIED
     name = front_pb2.EndReason.Name(event.output_ended.reason)
     assert name == "END_REASON_" + reason.name
@@ -112,7 +112,7 @@ def test_every_ending_has_a_word(reason: EndReason) -> None:
 
 
 def test_a_cancel_from_elsewhere_has_a_word_of_its_own() -> None:
-    event = codec.output_ended(9, 0, ended(EndReason.CANCELLED), elsewhere=True)
+    event = front_pb2.RequestEvent(**codec.output_ended(9, 0, ended(EndReason.CANCELLED), elsewhere=True))
     assert event.output_ended.reason == front_pb2.END_REASON_CANCELLED_ELSEWHERE
 
 
@@ -154,7 +154,8 @@ def test_a_frame_that_was_not_sent_is_the_next() -> None:
 def test_of_progress_the_newest_is_kept() -> None:
     box = Outbox()
     for computed in range(100):
-        box.add_progress(7, "prefill", codec.prefill(7, computed, 100))
+        event = PrefillProgress(key=RequestKey(7), num_computed_tokens=computed, num_prompt_tokens=100)
+        box.add_progress(7, "prefill", codec.progress(7, event))
     frame = read(box.take(1))
     assert [event.prefill.computed_tokens for event in frame.events] == [99]
 

@@ -113,17 +113,23 @@ def test_one_cause_is_told_if_it_ended_the_request(reasons: list[EndReason], com
     assert request.summary().reason is common
 
 
+def over(request_id: str, n: int = 1) -> Request:
+    return Requests().add(9, 3, submission(request_id=request_id, n=n))
+
+
 def test_ended_requests_are_kept_within_time_number_and_size() -> None:
     kept = EndedRequests(seconds=10, num_requests=3, num_bytes=10_000)
-    for number in range(5):
-        kept.keep("t", f"r{number}", b"x", now=float(number))
-    assert [kept.get("t", f"r{number}", 4.0) for number in range(5)] == [None, None, b"x", b"x", b"x"]
+    requests = [over(f"r{number}") for number in range(5)]
+    for number, request in enumerate(requests):
+        kept.keep(request, now=float(number))
+    assert [kept.get("t", f"r{number}", 4.0) for number in range(5)] == [None, None, *requests[2:]]
     assert kept.get("t", "r3", 13.5) is None
-    assert kept.get("t", "r4", 13.5) == b"x"
-    kept.keep("t", "large", bytes(9_500), 13.5)
+    assert kept.get("t", "r4", 13.5) is requests[4]
+    large, again = over("large", n=15), over("large")
+    kept.keep(large, 13.5)
     assert kept.get("t", "r4", 13.5) is None
     assert len(kept) == 1
-    kept.keep("t", "large", b"new", 14.0)
-    assert kept.get("t", "large", 14.0) == b"new"
-    kept.keep("t", "", b"x", 14.0)
+    kept.keep(again, 14.0)
+    assert kept.get("t", "large", 14.0) is again
+    kept.keep(over(""), 14.0)
     assert len(kept) == 1
