@@ -79,7 +79,7 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        return all([output.ended is not None for output in self.outputs])
+        return all(output.ended is not None for output in self.outputs)
 
     @property
     def state(self) -> str:
