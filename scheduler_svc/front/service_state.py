@@ -140,11 +140,13 @@ class ServiceState:
             while built != self._card:
                 built = self._card
                 self._close_model()
-                self._model = await loop.run_in_executor(self._executor, build_served_model, self._service_card())
-                log.info("model_ready", model=self._model.name)
-        except ValueError as error:
-            self._model = None
-            log.error("model_unusable", error=str(error))
+                try:
+                    self._model = await loop.run_in_executor(self._executor, build_served_model, self._service_card())
+                    log.info("model_ready", model=self._model.name)
+                except ValueError as error:
+                    # Another card may have come meanwhile: the loop goes on to it.
+                    self._model = None
+                    log.error("model_unusable", error=str(error))
         finally:
             self._build = None
             self._changed()
