@@ -353,6 +353,8 @@ def _submission(submit: Any) -> Submission | InvalidSubmission:
         progress_events=submit.progress_events,
         resume_grace_seconds=grace_ms / 1e3,
         content_digest=submit.content_digest,
+        max_tenant_requests=submit.max_tenant_requests,
+        tenant_requests_per_minute=submit.tenant_requests_per_minute,
         resume_record=_resume_record(submit) if grace_ms else b"",
     )
 

@@ -37,6 +37,7 @@ class SchedulerConfig(BaseSettings):
     port: Port = Field(50051, description="public gRPC port")
     internal_port: Annotated[int, Field(ge=0, le=65535)] = Field(50052, description="loopback port; 0: none")
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(9464, description="reserved for metrics")
+    health_port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="health alone, on any interface; 0: none")
     front_processes: Annotated[int, Field(ge=1, le=64)] = Field(1, description="front processes")
     worker_endpoint: str = Field("", description="where workers connect: ipc://PATH or tcp://LOOPBACK:PORT")
     max_num_batched_tokens: Count = Field(8192, description="most tokens a step; a worker may have less")
@@ -67,6 +68,17 @@ class SchedulerConfig(BaseSettings):
     )
     drain_seconds: Seconds = Field(30, description="time running requests get when the server stops")
     allow_unauthenticated: bool = Field(False, description="allow a public address without authentication")
+    tls_cert: Path | None = Field(None, description="PEM certificates of the public port")
+    tls_key: Path | None = Field(None, description="PEM private key of the public port")
+    tls_client_ca: Path | None = Field(None, description="PEM certificates; clients must show one signed by them")
+    auth_tokens_file: Path | None = Field(None, description="tokens, certificates and tenants, see docs/security.md")
+    auth_jwks_file: Path | None = Field(None, description="public keys of JSON Web Tokens")
+    auth_jwt_issuer: str | None = Field(None, min_length=1, description="issuer that a JSON Web Token must name")
+    auth_jwt_audience: str | None = Field(None, min_length=1, description="audience that a JSON Web Token must name")
+    trust_tenant_metadata: bool = Field(False, description="believe every caller's x-pagewire-tenant: behind a proxy")
+    tenants_share_pages: bool = Field(False, description="let tenants find each other's cached pages")
+    max_tenant_requests: CountOrZero = Field(0, description="most requests of a tenant at once; 0: no limit")
+    tenant_requests_per_minute: CountOrZero = Field(0, description="most that a tenant may begin; 0: no limit")
     prefix_hash_key_file: Path | None = Field(None, description="32 bytes; made in the state directory if not given")
     state_dir: Path | None = Field(None, description="directory of sockets and keys")
     trace_file: Path | None = Field(None, description="write each call of the core there, to replay it")
@@ -91,13 +103,24 @@ class SchedulerConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _private_or_allowed(self) -> "SchedulerConfig":
-        if not self.allow_unauthenticated and not _is_loopback(self.host):
+        authenticates = self.tls_client_ca or self.auth_tokens_file or self.auth_jwks_file
+        if not (authenticates or self.allow_unauthenticated or _is_loopback(self.host)):
             raise ValueError(
-                f"--host {self.host}: without authentication only a loopback address is allowed, "
-                "unless --allow-unauthenticated is given"
+                f"--host {self.host}: without authentication (--auth-tokens-file, --auth-jwks-file or --tls-client-ca) "
+                "only a loopback address is allowed, unless --allow-unauthenticated is given"
             )
         if self.internal_port == self.port:
             raise ValueError(f"--internal-port {self.internal_port}: must differ from --port")
+        return self
+
+    @model_validator(mode="after")
+    def _complete(self) -> "SchedulerConfig":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key: one is of no use without the other")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError(f"--tls-client-ca {self.tls_client_ca}: needs --tls-cert and --tls-key")
+        if self.auth_jwks_file is None and (self.auth_jwt_issuer or self.auth_jwt_audience):
+            raise ValueError("--auth-jwt-issuer and --auth-jwt-audience: need --auth-jwks-file")
         return self
 
     @classmethod

@@ -31,6 +31,7 @@ from scheduler_svc.drain_rate import DrainRate
 from scheduler_svc.front_link import FrontLink
 from scheduler_svc.messages import Code, FrontMessage, FrontResume, InvalidSubmission, RequestSummary, Submission
 from scheduler_svc.output_key import RESUMABLE, by_front, output_key
+from scheduler_svc.quotas import Quotas
 from scheduler_svc.requests import DuplicateRequest, EndedRequests, Output, Request, Requests
 from scheduler_svc.resumptions import Resumptions
 
@@ -58,6 +59,7 @@ class FrontDesk:
         self._link = link
         self._unavailable_retry_ms = unavailable_retry_ms
         self._rate = DrainRate()
+        self._quotas = Quotas()
         self._log = structlog.get_logger()
 
     # From fronts.
@@ -170,6 +172,10 @@ class FrontDesk:
             message = f"a token id is not in 0..{self.vocab_size - 1}"
             self._reject(front_id, submission.key, Code.INVALID_ARGUMENT, "INVALID_FIELD", message, "prompt")
             return
+        if (retry_ms := self._over_quota(submission, now)) is not None:
+            message = "the tenant has as many requests as it may have now"
+            self._reject(front_id, submission.key, Code.RESOURCE_EXHAUSTED, "TENANT_QUOTA", message, retry_ms=retry_ms)
+            return
         try:
             request = self.requests.add(front_id, self._link.number_of(front_id), submission)
         except DuplicateRequest:
@@ -177,6 +183,14 @@ class FrontDesk:
             self._reject(front_id, submission.key, Code.ALREADY_EXISTS, "REQUEST_EXISTS", message, "request_id")
             return
         self._start(request, submission, now)
+
+    def _over_quota(self, submission: Submission, now: float) -> int | None:
+        """When to try again, in milliseconds, if the tenant may not begin another request now."""
+        tenant, most = submission.tenant, submission.max_tenant_requests
+        if most and self.requests.num_of(tenant) >= most:
+            return self._rate.retry_ms(self.requests.num_of(tenant), now)
+        seconds = self._quotas.take(tenant, submission.tenant_requests_per_minute, now)
+        return int(seconds * 1000) + 1 if seconds else None
 
     def _start(self, request: Request, submission: Submission, now: float) -> None:
         front_id, front_key = request.front_id, request.front_key

@@ -123,6 +123,10 @@ class Submission:
     content_digest: bytes = b""
     resume_record: bytes = b""
     """With a grace: what a front must know to continue the request."""
+    max_tenant_requests: int = 0
+    """Most requests of its tenant at once; 0: no limit."""
+    tenant_requests_per_minute: int = 0
+    """Most that its tenant may begin in a minute; 0: no limit."""
 
 
 @value(frozen=True, slots=True, kw_only=True)

@@ -123,8 +123,21 @@ class SchedulerProcess:
             "--reuse-port": int(config.front_processes > 1),
             "--slow-reader-seconds": config.slow_reader_seconds,
             "--log-format": config.log_format,
+            "--health-port": config.health_port if number == 0 else 0,
+            "--tls-cert": config.tls_cert,
+            "--tls-key": config.tls_key,
+            "--tls-client-ca": config.tls_client_ca,
+            "--auth-tokens-file": config.auth_tokens_file,
+            "--auth-jwks-file": config.auth_jwks_file,
+            "--auth-jwt-issuer": config.auth_jwt_issuer,
+            "--auth-jwt-audience": config.auth_jwt_audience,
+            "--trust-tenant-metadata": int(config.trust_tenant_metadata),
+            "--tenants-share-pages": int(config.tenants_share_pages),
+            "--max-tenant-requests": config.max_tenant_requests,
+            "--tenant-requests-per-minute": config.tenant_requests_per_minute,
         }
-        return ["-m", "scheduler_svc.front", *(str(part) for pair in settings.items() for part in pair)]
+        given = {flag: value for flag, value in settings.items() if value is not None}
+        return ["-m", "scheduler_svc.front", *(f"{flag}={value}" for flag, value in given.items())]
 
     def _listening(self) -> None:
         self._is_listening = True

@@ -6,7 +6,7 @@ while. Ids belong to a tenant: the same id of two tenants names two requests.
 
 import itertools
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -156,6 +156,7 @@ class Requests:
         self._outputs: dict[RequestKey, Output] = {}
         self._by_front: dict[int, dict[int, Request]] = {}
         self._by_id: dict[tuple[str, str], Request] = {}
+        self._num_of_tenant: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return sum(len(requests) for requests in self._by_front.values())
@@ -191,6 +192,7 @@ class Requests:
         self._by_front.setdefault(front_id, {})[submission.key] = request
         if submission.request_id:
             self._by_id[name] = request
+        self._num_of_tenant[request.tenant] += 1
         return request
 
     def rebind(self, request: Request, front_id: int, front_key: int) -> None:
@@ -207,6 +209,10 @@ class Requests:
 
     def remove(self, request: Request) -> None:
         """Forgets a request; what the core still says of it means nothing any more."""
+        if request.outputs[0].key in self._outputs:
+            self._num_of_tenant[request.tenant] -= 1
+            if not self._num_of_tenant[request.tenant]:
+                del self._num_of_tenant[request.tenant]
         for output in request.outputs:
             self._outputs.pop(output.key, None)
         self._unbind(request)
@@ -221,6 +227,10 @@ class Requests:
 
     def by_front_key(self, front_id: int, front_key: int) -> Request | None:
         return self._by_front.get(front_id, {}).get(front_key)
+
+    def num_of(self, tenant: str) -> int:
+        """Live requests of a tenant."""
+        return self._num_of_tenant[tenant]
 
     def by_id(self, tenant: str, request_id: str) -> Request | None:
         return self._by_id.get((tenant, request_id))

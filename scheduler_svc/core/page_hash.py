@@ -25,13 +25,14 @@ NO_PARENT = PageHash(bytes(HASH_BYTES))
 _TOKEN_BYTES = 4
 
 
-def root_hash(key: bytes, salt: str, model: str, adapter: str) -> bytes:
-    """The 16-byte root of a chain. ``key``: the deployment's secret, at most 64 bytes.
+def root_hash(key: bytes, salt: str, model: str, adapter: str, tenant: str = "") -> bytes:
+    """The 16-byte root of a chain. ``key``: the deployment's secret, at most 64 bytes; ``tenant``: whose the pages are;
+    empty: everybody's.
 
     Each field is preceded by its length, so no two different field lists give the same bytes.
     """
     digest = blake2b(key=key, digest_size=HASH_BYTES, person=b"pagewire" + HASH_VERSION.to_bytes(8, "little"))
-    for text in (salt, model, adapter):
+    for text in (salt, model, adapter, tenant) if tenant else (salt, model, adapter):
         encoded = text.encode()
         digest.update(len(encoded).to_bytes(8, "little"))
         digest.update(encoded)

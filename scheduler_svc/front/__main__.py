@@ -1,7 +1,8 @@
 """`python -m scheduler_svc.front`: one front process, started by the scheduler.
 
 Writes the line "ready" to --ready-fd once its ports are bound, or "error: TEXT" if they cannot be. Ends with code 0 on
-SIGTERM or when its parent is gone, 2 if it cannot listen or the scheduler refuses it. SIGINT is left to the parent.
+SIGTERM or when its parent is gone, 2 if it cannot listen, cannot use a file of keys or is refused by the scheduler.
+SIGINT is left to the parent.
 """
 
 import argparse
@@ -9,12 +10,17 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 
 import structlog
 import uvloop
 
+from scheduler_svc.front.access import AccessOptions
+from scheduler_svc.front.caller import TenantLimits
 from scheduler_svc.front.parent import die_with_parent, wait_for_orphanhood
+from scheduler_svc.front.reloaded_file import FileError
 from scheduler_svc.front.server import Front, FrontOptions, PortInUseError
+from scheduler_svc.front.tls import TlsFiles
 from scheduler_svc.log import configure
 
 STOP_SECONDS = 3.0
@@ -43,8 +49,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--internal-port", type=int, default=0, help="0: no internal server")
+    parser.add_argument("--health-port", type=int, default=0, help="0: no server for health alone")
     parser.add_argument("--reuse-port", type=int, choices=(0, 1), default=0)
     parser.add_argument("--slow-reader-seconds", type=float, default=30.0)
+    for name in ("--tls-cert", "--tls-key", "--tls-client-ca", "--auth-tokens-file", "--auth-jwks-file"):
+        parser.add_argument(name, type=Path, default=None)
+    for name in ("--auth-jwt-issuer", "--auth-jwt-audience"):
+        parser.add_argument(name, default=None)
+    for name in ("--trust-tenant-metadata", "--tenants-share-pages"):
+        parser.add_argument(name, type=int, choices=(0, 1), default=0)
+    for name in ("--max-tenant-requests", "--tenant-requests-per-minute"):
+        parser.add_argument(name, type=int, default=0)
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument("--ready-fd", type=int, default=None, help="file descriptor that is told how the start went")
     return parser
@@ -65,7 +80,7 @@ async def _run(arguments: argparse.Namespace, parent: int) -> int:
     front = Front(_options(arguments), on_refusal=refused)
     try:
         await front.start()
-    except PortInUseError as error:
+    except (PortInUseError, FileError) as error:
         _tell(arguments.ready_fd, f"error: {error}")
         await front.stop(0)
         return EXIT_REFUSED
@@ -91,8 +106,33 @@ def _options(arguments: argparse.Namespace) -> FrontOptions:
         host=arguments.host,
         port=arguments.port,
         internal_port=arguments.internal_port or None,
+        health_port=arguments.health_port or None,
         reuse_port=bool(arguments.reuse_port),
         slow_reader_seconds=arguments.slow_reader_seconds,
+        tls=_tls(arguments),
+        access=_access(arguments),
+        tenants_share_pages=bool(arguments.tenants_share_pages),
+    )
+
+
+def _tls(arguments: argparse.Namespace) -> TlsFiles | None:
+    if arguments.tls_cert is None:
+        return None
+    return TlsFiles(cert=arguments.tls_cert, key=arguments.tls_key, client_ca=arguments.tls_client_ca)
+
+
+def _access(arguments: argparse.Namespace) -> AccessOptions:
+    return AccessOptions(
+        tokens_file=arguments.auth_tokens_file,
+        jwks_file=arguments.auth_jwks_file,
+        jwt_issuer=arguments.auth_jwt_issuer,
+        jwt_audience=arguments.auth_jwt_audience,
+        client_certificates=arguments.tls_client_ca is not None,
+        trust_tenant_metadata=bool(arguments.trust_tenant_metadata),
+        limits=TenantLimits(
+            max_concurrent_requests=arguments.max_tenant_requests,
+            requests_per_minute=arguments.tenant_requests_per_minute,
+        ),
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 
+from scheduler_svc.front.caller import CALLER
 from scheduler_svc.front.errors import UnsupportedError
 from scheduler_svc.front.scheduler_link import SchedulerLink
 
@@ -41,5 +42,5 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc]
 
     async def ExplainRequest(self, request: Any, context: Any) -> Any:
         """What the scheduler decided about a request."""
-        reply = await self._link.query(explain_request_id=request.request_id)
+        reply = await self._link.query(CALLER.get().tenant, explain_request_id=request.request_id)
         return admin_pb2.ExplainRequestResponse.FromString(reply)

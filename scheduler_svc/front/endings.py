@@ -78,7 +78,7 @@ def rejection_error(rejected: Any, prompt_field: str) -> FrontError:
         return InvalidRequestError.at(field, rejected.message)
     retry_ms = rejected.retry_ms or (DEFAULT_RETRY_MS if rejected.code == 14 else 0)
     error = error_of_code(rejected.code, reason=rejected.reason, message=rejected.message, retry_ms=retry_ms)
-    if rejected.reason == Reason.QUEUE_FULL.value:
+    if isinstance(error, ExhaustedError):
         error.metadata["queue_depth"] = str(rejected.num_waiting)
     elif rejected.reason == Reason.DEADLINE.value:
         error.metadata["stage"] = "queue"

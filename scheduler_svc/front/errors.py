@@ -7,6 +7,8 @@
     +-- ExhaustedError           RESOURCE_EXHAUSTED  with RetryInfo where waiting helps
     +-- UnavailableError         UNAVAILABLE         with RetryInfo
     +-- DeadlinePassedError      DEADLINE_EXCEEDED   stage and usage in the ErrorInfo
+    +-- UnauthenticatedError     UNAUTHENTICATED     the text names no part of a credential
+    +-- NotAllowedError          PERMISSION_DENIED
     +-- UnsupportedError         UNIMPLEMENTED
     +-- InternalError              INTERNAL            fixed text, never the cause
 
@@ -41,6 +43,7 @@ class Reason(str, Enum):
     REQUEST_NOT_FOUND = "REQUEST_NOT_FOUND"
     REQUEST_EXISTS = "REQUEST_EXISTS"
     QUEUE_FULL = "QUEUE_FULL"
+    TENANT_QUOTA = "TENANT_QUOTA"
     SLOW_READER = "SLOW_READER"
     NO_WORKER = "NO_WORKER"
     WORKER_LOST = "WORKER_LOST"
@@ -49,6 +52,9 @@ class Reason(str, Enum):
     SHUTDOWN = "SHUTDOWN"
     DEADLINE = "DEADLINE"
     CANCELLED = "CANCELLED"
+    NO_CREDENTIALS = "NO_CREDENTIALS"
+    BAD_CREDENTIALS = "BAD_CREDENTIALS"
+    NOT_ALLOWED = "NOT_ALLOWED"
     RESUMED_ELSEWHERE = "RESUMED_ELSEWHERE"
     NOT_SUPPORTED = "NOT_SUPPORTED"
     NAN_LOGITS = "NAN_LOGITS"
@@ -157,6 +163,24 @@ class CancelledError(FrontError):
     """The request was ended on the caller's behalf while the call still stands."""
 
     code = grpc.StatusCode.CANCELLED
+
+
+class UnauthenticatedError(FrontError):
+    """The caller is not known."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+    def __init__(self, message: str, reason: Reason = Reason.BAD_CREDENTIALS) -> None:
+        super().__init__(message, reason=reason.value)
+
+
+class NotAllowedError(FrontError):
+    """The caller is known and may not do that."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason=Reason.NOT_ALLOWED.value)
 
 
 class UnsupportedError(FrontError):

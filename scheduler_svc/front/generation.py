@@ -13,6 +13,7 @@ from typing import Any
 
 from pagewire.v1 import generation_pb2, generation_pb2_grpc
 
+from scheduler_svc.front.caller import CALLER
 from scheduler_svc.front.errors import InvalidRequestError, UnsupportedError
 from scheduler_svc.front.in_flight import InFlight
 from scheduler_svc.front.live_request import LiveRequest
@@ -40,12 +41,13 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
         in_flight: InFlight,
         *,
         slow_reader_seconds: float,
+        tenants_share_pages: bool = False,
     ) -> None:
         self._state = state
         self._link = link
         self._executor = executor
         self._in_flight = in_flight
-        self._preparation = Preparation(state, executor, chat_executor)
+        self._preparation = Preparation(state, executor, chat_executor, tenants_share_pages=tenants_share_pages)
         self._slow_reader_seconds = slow_reader_seconds
 
     async def Generate(self, request: Any, context: Any) -> None:
@@ -111,12 +113,12 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
 
     async def CancelRequest(self, request: Any, context: Any) -> Any:
         """Ends a request of any front."""
-        await self._link.query(cancel_request_id=_request_id(request))
+        await self._link.query(CALLER.get().tenant, cancel_request_id=_request_id(request))
         return generation_pb2.CancelRequestResponse()
 
     async def GetRequest(self, request: Any, context: Any) -> Any:
         """What the scheduler knows of a request."""
-        answer = await self._link.query(get_request_id=_request_id(request))
+        answer = await self._link.query(CALLER.get().tenant, get_request_id=_request_id(request))
         return generation_pb2.GetRequestResponse.FromString(answer)
 
     async def Tokenize(self, request: Any, context: Any) -> Any:

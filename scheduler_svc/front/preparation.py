@@ -1,8 +1,9 @@
 """Makes a checked, tokenized, ready-to-submit request out of what a caller sent.
 
 The order: the service must be able to serve; the model must be the served one; every field is checked; the prompt
-becomes token ids, off the loop if it is long; defaults are filled in (the checkpoint's, then the API's); pages are
-hashed; a seed is drawn if none was given.
+becomes token ids, off the loop if it is long; defaults are filled in (the checkpoint's, then the API's); a seed is
+drawn if none was given; pages are hashed, by default for the caller's tenant alone, so that nobody can learn from
+the time a prompt takes what another tenant has sent.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from pagewire.v1 import generation_pb2
 
 from scheduler_svc.columns import ints, read_ints
 from scheduler_svc.core.page_hash import hash_pages, root_hash
+from scheduler_svc.front.caller import CALLER
 from scheduler_svc.front.errors import InvalidRequestError, NotFoundError, Reason
 from scheduler_svc.front.prepared_request import PreparedRequest
 from scheduler_svc.front.prompt import PromptReader, check_fits
@@ -30,8 +32,11 @@ from scheduler_svc.front.validation import MAX_ONCE_TOKENS, check_request
 class Preparation:
     """Prepares requests; one a process."""
 
-    def __init__(self, state: ServiceState, executor: Executor, chat_executor: Executor) -> None:
+    def __init__(
+        self, state: ServiceState, executor: Executor, chat_executor: Executor, *, tenants_share_pages: bool = False
+    ) -> None:
         self._state = state
+        self._tenants_share_pages = tenants_share_pages
         self.reader = PromptReader(executor, chat_executor)
 
     async def prepare(self, request: Any, *, deadline: float | None = None, once: bool = False) -> PreparedRequest:
@@ -52,7 +57,23 @@ class Preparation:
         check_fits(prompt, kind, serving.max_request_tokens)
         prepared = _prepared(request, prompt, kind, serving)
         _check_answer(request.output, prepared, once=once)
+        self._charge(prepared.submit, request, prompt, serving)
         return prepared
+
+    def _charge(self, submit: Any, request: Any, prompt: "array[int]", serving: Serving) -> None:
+        """Says whose request it is, and names its pages for this tenant alone."""
+        caller = CALLER.get()
+        submit.tenant = caller.tenant
+        submit.max_tenant_requests = caller.limits.max_concurrent_requests
+        submit.tenant_requests_per_minute = caller.limits.requests_per_minute
+        # Cached positions have no logits, so a prompt whose log probabilities are wanted is computed whole.
+        if request.scheduling.bypass_prefix_cache or request.output.HasField("prompt_logprobs"):
+            return
+        model = serving.model.card.digest or serving.model.name
+        tenant = "" if self._tenants_share_pages else caller.tenant
+        root = root_hash(serving.hash_key, request.scheduling.cache_salt, model, request.adapter, tenant)
+        submit.root_hash = root
+        submit.page_hashes = b"".join(hash_pages(root, prompt, serving.page_size))
 
 
 def _check_answer(output: Any, prepared: PreparedRequest, *, once: bool) -> None:
@@ -151,12 +172,6 @@ def _submit(request: Any, prompt: "array[int]", stop_token_ids: frozenset[int], 
         submit.options.CopyFrom(options)
     if scheduling.HasField("time_limit_ms"):
         submit.time_limit_ms = scheduling.time_limit_ms
-    # Cached positions have no logits, so a prompt whose log probabilities are wanted is computed whole.
-    if not (scheduling.bypass_prefix_cache or request.output.HasField("prompt_logprobs")):
-        model = serving.model.card.digest or serving.model.name
-        root = root_hash(serving.hash_key, scheduling.cache_salt, model, request.adapter)
-        submit.root_hash = root
-        submit.page_hashes = b"".join(hash_pages(root, prompt, serving.page_size))
     return submit
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from scheduler_svc.front.caller import CALLER
 from scheduler_svc.front.endings import deadline_error, rejection_error
 from scheduler_svc.front.errors import FrontError, InvalidRequestError
 from scheduler_svc.front.live_request import LiveRequest
@@ -33,7 +34,7 @@ class Resumption:
         self._link = link
         self._heard: list[Callable[[LiveRequest], None]] = []
         self._submit: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._key = link.resume(request.request_id, self)
+        self._key = link.resume(request.request_id, self, CALLER.get().tenant)
 
     def add_tokens(self, index: int, token_ids: Sequence[int]) -> None:
         """Tokens of one output, from its first on."""

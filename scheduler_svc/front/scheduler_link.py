@@ -132,11 +132,11 @@ class SchedulerLink:
         self._queue("submits", submit, submit.ByteSize())
         return self._next_key
 
-    def resume(self, request_id: str, sink: Sink) -> int:
+    def resume(self, request_id: str, sink: Sink, tenant: str = "") -> int:
         """Asks for an earlier request under a new key; `sink` hears of it from its beginning."""
         self._next_key += 1
         self._sinks[self._next_key] = sink
-        self._queue("resumes", front_pb2.Resume(key=self._next_key, request_id=request_id), 300)
+        self._queue("resumes", front_pb2.Resume(key=self._next_key, request_id=request_id, tenant=tenant), 300)
         return self._next_key
 
     def hand_over(self, key: int, sink: Sink) -> int:
@@ -160,8 +160,8 @@ class SchedulerLink:
         """Tells that a held ending stands."""
         self._queue("scanned", front_pb2.Scanned(key=key, index=index), 16)
 
-    async def query(self, **question: Any) -> bytes:
-        """Asks the scheduler; returns the serialized answer.
+    async def query(self, tenant: str = "", **question: Any) -> bytes:
+        """Asks the scheduler on a tenant's behalf; returns the serialized answer.
 
         Raises: FrontError as the scheduler says, or UnavailableError if it does not answer.
         """
@@ -171,7 +171,7 @@ class SchedulerLink:
         query_id = self._next_query
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queries[query_id] = future
-        self._queue("queries", front_pb2.Query(query_id=query_id, **question), 300)
+        self._queue("queries", front_pb2.Query(query_id=query_id, tenant=tenant, **question), 300)
         try:
             reply = await asyncio.wait_for(future, QUERY_SECONDS)
         except asyncio.TimeoutError:

@@ -1,13 +1,14 @@
 """The front's gRPC servers and everything behind them, put together and taken apart.
 
-The public server has the services callers use; the internal one (loopback) has AdminService besides. Both answer
-health and reflection. Limits are in the application, not in `maximum_concurrent_rpcs`, which would refuse health too.
+The public server has the services callers use, and may have TLS; AdminService is among them if callers are known. The
+internal one (loopback) has all services for everybody, a third one answers health alone. Limits are in the
+application, not in `maximum_concurrent_rpcs`, which would refuse health too.
 """
 
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -25,6 +26,7 @@ from pagewire.v1 import (
     model_pb2_grpc,
 )
 
+from scheduler_svc.front.access import Access, AccessOptions, InternalAccess
 from scheduler_svc.front.admin import AdminService
 from scheduler_svc.front.cache import CacheService
 from scheduler_svc.front.errors import Reason, UnavailableError
@@ -34,8 +36,9 @@ from scheduler_svc.front.in_flight import InFlight
 from scheduler_svc.front.models import ModelService
 from scheduler_svc.front.scheduler_link import HEARTBEAT_SECONDS, SchedulerLink
 from scheduler_svc.front.service_state import ServiceState
-from scheduler_svc.front.status_interceptor import StatusInterceptor
+from scheduler_svc.front.status_interceptor import Admit, StatusInterceptor
 from scheduler_svc.front.template_pool import NUM_PROCESSES
+from scheduler_svc.front.tls import TlsFiles, server_credentials
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 TOKENIZER_THREADS = 2
@@ -58,9 +61,14 @@ class FrontOptions:
     port: int = 0
     internal_port: int | None = None
     internal_host: str = "127.0.0.1"
+    health_port: int | None = None
+    health_host: str = "0.0.0.0"
     reuse_port: bool = False
     slow_reader_seconds: float = 30.0
     heartbeat_seconds: float = HEARTBEAT_SECONDS
+    tls: TlsFiles | None = None
+    access: AccessOptions = field(default_factory=AccessOptions)
+    tenants_share_pages: bool = False
 
 
 class PortInUseError(Exception):
@@ -87,18 +95,23 @@ class Front:
         self._servers: list[Any] = []
         self.port = 0
         self.internal_port = 0
+        self.health_port = 0
 
     async def start(self) -> None:
         """Binds the ports and starts to serve.
 
-        Raises: PortInUseError.
+        Raises: PortInUseError; FileError if a certificate or the tokens cannot be read.
         """
         options = self._options
-        public = self._server(internal=False)
-        self.port = _listen(public, options.host, options.port, options.reuse_port)
+        credentials = None if options.tls is None else server_credentials(options.tls)
+        is_admin = options.access.authenticates
+        public = self._server(Access(options.access).admit, is_admin=is_admin, reuse_port=options.reuse_port)
+        self.port = _listen(public, options.host, options.port, options.reuse_port, credentials)
         if options.internal_port is not None:
-            internal = self._server(internal=True)
+            internal = self._server(InternalAccess().admit, is_admin=True, reuse_port=False)
             self.internal_port = _listen(internal, options.internal_host, options.internal_port)
+        if options.health_port is not None:
+            self.health_port = _listen(self._health_server(), options.health_host, options.health_port)
         self._state.listen(self._health.set_serving)
         for server in self._servers:
             await server.start()
@@ -120,11 +133,9 @@ class Front:
         for executor in (self._executor, self._chat_executor):
             executor.shutdown(wait=False, cancel_futures=True)
 
-    def _server(self, *, internal: bool) -> Any:
-        """A server with its services, not listening yet."""
-        server = grpc.aio.server(
-            interceptors=[StatusInterceptor()], options=server_options(self._options.reuse_port and not internal)
-        )
+    def _server(self, admit: Admit, *, is_admin: bool, reuse_port: bool) -> Any:
+        """A server with its services, not listening yet; ``is_admin``: AdminService is one of them."""
+        server = grpc.aio.server(interceptors=[StatusInterceptor(admit)], options=server_options(reuse_port))
         generation = GenerationService(
             self._state,
             self.link,
@@ -132,16 +143,24 @@ class Front:
             self._chat_executor,
             self.in_flight,
             slow_reader_seconds=self._options.slow_reader_seconds,
+            tenants_share_pages=self._options.tenants_share_pages,
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._state), server)
         cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheService(), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         names = [GENERATION, MODEL, CACHE, HEALTH]
-        if internal:
+        if is_admin:
             admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self.link), server)
             names.append(ADMIN)
         _add_reflection(server, [*names, reflection.SERVICE_NAME])
+        self._servers.append(server)
+        return server
+
+    def _health_server(self) -> Any:
+        """For probes that reach neither the internal port nor have credentials."""
+        server = grpc.aio.server(options=server_options(reuse_port=False))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         self._servers.append(server)
         return server
 
@@ -155,6 +174,8 @@ def server_options(reuse_port: bool) -> list[tuple[str, Any]]:
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.absolute_max_metadata_size", 32 * 1024),
         ("grpc.max_concurrent_streams", 1000),
+        # Who connects must come to the point: half-open handshakes are not kept for two minutes.
+        ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -164,7 +185,9 @@ def server_options(reuse_port: bool) -> list[tuple[str, Any]]:
     ]
 
 
-def _listen(server: Any, host: str, port: int, reuse_port: bool = False) -> int:
+def _listen(
+    server: Any, host: str, port: int, reuse_port: bool = False, credentials: grpc.ServerCredentials | None = None
+) -> int:
     """Binds a server and returns its port.
 
     Raises: PortInUseError.
@@ -172,7 +195,10 @@ def _listen(server: Any, host: str, port: int, reuse_port: bool = False) -> int:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         _probe(host, port, reuse_port)
-        bound = int(server.add_insecure_port(address))
+        if credentials is None:
+            bound = int(server.add_insecure_port(address))
+        else:
+            bound = int(server.add_secure_port(address, credentials))
     except (OSError, RuntimeError):
         bound = 0
     if not bound:

@@ -1,4 +1,5 @@
-"""The outermost interceptor: whatever a handler raises becomes exactly one gRPC status.
+"""The outermost interceptor: callers are admitted before their requests are read, and whatever is raised becomes
+exactly one gRPC status.
 
 Why it must exist: grpc.aio sends the text of unknown exceptions to the client, those of reading its request included,
 and sends nothing at all when a handler raises CancelledError although nobody cancelled the call, so that the client
@@ -7,6 +8,7 @@ waits for ever.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc
@@ -22,20 +24,25 @@ ABORT_SECONDS = 5.0
 """A client that reads nothing cannot take its status either; its call is dropped after so long."""
 
 Handler = Callable[[Any, Any], Any]
+Admit = Callable[[Any, str], AbstractContextManager[None]]
+"""The duration of a call, of which it is given context and method; raises FrontError for one that may not be made."""
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]]
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Maps errors to statuses for every method of a server."""
 
+    def __init__(self, admit: Admit) -> None:
+        self._admit = admit
+
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         handler = await continuation(handler_call_details)
-        return None if handler is None else _wrapped(handler, str(handler_call_details.method))
+        return None if handler is None else _wrapped(handler, str(handler_call_details.method), self._admit)
 
 
-def _wrapped(handler: Any, method: str) -> "grpc.RpcMethodHandler[Any, Any]":
+def _wrapped(handler: Any, method: str, admit: Admit) -> "grpc.RpcMethodHandler[Any, Any]":
     """The same method with its handler guarded."""
     kinds = {
         (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
@@ -49,7 +56,8 @@ def _wrapped(handler: Any, method: str) -> "grpc.RpcMethodHandler[Any, Any]":
     # A single request is read inside the guard; those of a stream are, when the handler asks for them.
     if not handler.request_streaming:
         inner = _reading(inner, reader)
-    guarded = _guarded_stream(inner, method) if handler.response_streaming else _guarded_unary(inner, method)
+    guard = _guarded_stream if handler.response_streaming else _guarded_unary
+    guarded = guard(inner, method, admit)
     make_any: Any = make
     wrapped: grpc.RpcMethodHandler[Any, Any] = make_any(
         guarded,
@@ -76,10 +84,11 @@ def _reading(inner: Handler, read: Callable[[bytes], Any]) -> Handler:
     return lambda content, context: inner(read(content), context)
 
 
-def _guarded_unary(inner: Handler, method: str) -> Handler:
+def _guarded_unary(inner: Handler, method: str, admit: Admit) -> Handler:
     async def call(request: Any, context: ServicerContext[Any, Any]) -> Any:
         try:
-            return await inner(request, context)
+            with admit(context, method):
+                return await inner(request, context)
         except (Exception, asyncio.CancelledError) as error:
             del request
             await _end(error, context, method)
@@ -87,15 +96,16 @@ def _guarded_unary(inner: Handler, method: str) -> Handler:
     return call
 
 
-def _guarded_stream(inner: Handler, method: str) -> Handler:
+def _guarded_stream(inner: Handler, method: str, admit: Admit) -> Handler:
     async def call(request: Any, context: ServicerContext[Any, Any]) -> None:
         try:
-            result = inner(request, context)
-            if hasattr(result, "__aiter__"):
-                async for response in result:
-                    await context.write(response)
-            else:
-                await result
+            with admit(context, method):
+                result = inner(request, context)
+                if hasattr(result, "__aiter__"):
+                    async for response in result:
+                        await context.write(response)
+                else:
+                    await result
         except (Exception, asyncio.CancelledError) as error:
             del request
             await _end(error, context, method)

@@ -51,14 +51,25 @@ class FrontStack:
 
 @asynccontextmanager
 async def front_stack(
-    scheduler: FakeScheduler | None = None, *, channel_options: Any = (), serving: bool = True, **options: Any
+    scheduler: FakeScheduler | None = None,
+    *,
+    channel_options: Any = (),
+    credentials: grpc.ChannelCredentials | None = None,
+    serving: bool = True,
+    **options: Any,
 ) -> AsyncIterator[FrontStack]:
     """A running front; ends with everything closed."""
     async with scheduler or FakeScheduler() as fake:
         front = Front(FrontOptions(front_endpoint=fake.endpoint, **options))
         await front.start()
         try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}", options=channel_options) as channel:
+            target = f"127.0.0.1:{front.port}"
+            opened = (
+                grpc.aio.insecure_channel(target, options=channel_options)
+                if credentials is None
+                else grpc.aio.secure_channel(target, credentials, options=channel_options)
+            )
+            async with opened as channel:
                 stack = FrontStack(fake, front, channel)
                 if serving:
                     await stack.wait_serving()

@@ -125,7 +125,7 @@ class AsyncClient:
         self._timeout = timeout
         self._metadata = call_metadata(token, metadata)
         self._channel = _open(target, tls)
-        self._internal = self._channel if internal_target is None else _open(internal_target, tls)
+        self._internal = self._channel if internal_target is None else _open(internal_target, None)
         self._generation = GenerationServiceStub(self._channel)
         self._models = ModelServiceStub(self._channel)
 

@@ -102,8 +102,8 @@ class Client:
     """Calls one server.
 
     ``timeout`` (seconds) is the default deadline of every call; without one, generation has none and reads have 30 s.
-    ``internal_target`` is where ``load`` asks (default: ``target``). ``token`` is sent as a bearer; use it with
-    ``tls``. Every method raises the tree of ``errors``.
+    ``internal_target`` is where ``load`` and ``explain`` ask, without TLS (default: ``target``). ``token`` is sent as a
+    bearer; use it with ``tls``. Every method raises the tree of ``errors``.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Client:
         self._timeout = timeout
         self._metadata = call_metadata(token, metadata)
         self._channel = _open(target, tls)
-        self._internal = self._channel if internal_target is None else _open(internal_target, tls)
+        self._internal = self._channel if internal_target is None else _open(internal_target, None)
         self._generation = GenerationServiceStub(self._channel)
         self._models = ModelServiceStub(self._channel)
 

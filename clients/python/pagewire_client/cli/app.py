@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import PagewireError
-from . import demo, generation, queries, serving
+from . import access, demo, generation, queries, serving
 from .failures import EXIT_FAILED, EXIT_INTERRUPTED, error_line, exit_code
 from .flags import Role, help_text
 
@@ -42,8 +42,26 @@ app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty
 
 
 @app.callback()
-def pagewire() -> None:
+def pagewire(
+    context: typer.Context,
+    tls: access.UseTls = False,
+    tls_ca: access.TlsCa = None,
+    tls_cert: access.TlsCert = None,
+    tls_key: access.TlsKey = None,
+    tls_server_name: access.TlsName = None,
+    token_file: access.TokenFile = None,
+    tenant: access.Tenant = None,
+) -> None:
     """LLM inference over gRPC: serve a model, or talk to a server."""
+    context.obj = access.read_access(
+        tls=tls,
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_server_name=tls_server_name,
+        token_file=token_file,
+        tenant=tenant,
+    )
 
 
 app.command(context_settings=_PASS_THROUGH, epilog=help_text(*Role))(serving.serve)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from ..client import Client
 from ..stack import LocalStack, private_stack
+from .access import open_client
 from .models import local_model
 from .output import stderr_console
 
@@ -15,7 +16,7 @@ from .output import stderr_console
 def connection(target: str, *, local: bool, model: str | None) -> Iterator[Client]:
     """A client of ``target``, or with ``local`` of a private stack of ``model`` that ends with the block."""
     if not local:
-        with Client(target) as client:
+        with open_client(target) as client:
             yield client
         return
     stack = private_stack(local_model(model))

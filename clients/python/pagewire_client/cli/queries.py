@@ -12,10 +12,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from ..client import Client
 from ..errors import NotFoundError
 from ..results import HealthStatus
 from . import arguments as arg
+from .access import open_client
 from .failures import EXIT_FAILED
 from .models import local_model
 from .output import print_json, printable
@@ -23,7 +23,7 @@ from .output import print_json, printable
 
 def models(target: arg.Target = arg.TARGET_DEFAULT, json: arg.Json = False) -> None:
     """List the served models."""
-    with Client(target) as client:
+    with open_client(target) as client:
         served = client.models()
     if json:
         for model in served:
@@ -43,7 +43,7 @@ def health(
     service: Annotated[str, typer.Option(help="A service's name; empty asks for the whole server.")] = "",
 ) -> None:
     """Ask whether a server can serve; exit code 0 only if it can."""
-    with Client(target) as client:
+    with open_client(target) as client:
         try:
             status = client.health(service, timeout=5.0)
         except NotFoundError as error:
@@ -62,7 +62,7 @@ def explain(
     json: arg.Json = False,
 ) -> None:
     """Tell step by step what the scheduler decided about a request, and why."""
-    with Client(target) as client:
+    with open_client(target, is_internal=True) as client:
         decisions = client.explain(request_id)
     for decision in decisions:
         if json:

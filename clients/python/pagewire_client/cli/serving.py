@@ -59,7 +59,7 @@ def serve(context: typer.Context) -> None:
             ["--scheduler", settings.worker_endpoint, *parsed.words_for(Role.WORKER, _RESOLVED)],
             settings.num_workers,
         ),
-        target=settings.client_target,
+        target=settings.local_target,
         internal_target=f"127.0.0.1:{settings.internal_port}",
         drain_seconds=settings.drain_seconds + 10.0,
         on_line=lambda name, line: _say(line),

@@ -16,6 +16,8 @@ from ..stack import RESTART_PATIENCE
 from .failures import UsageError
 from .flags import Parsed
 
+_GUARDS = ("tls-cert", "auth-tokens-file", "auth-jwks-file")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
@@ -31,6 +33,11 @@ class ServeSettings:
     model: str | None
 
     @property
+    def local_target(self) -> str:
+        """Where this machine's own clients connect: the internal port, if there is one, asks for no credentials."""
+        return f"127.0.0.1:{self.internal_port}" if self.internal_port else self.client_target
+
+    @property
     def client_target(self) -> str:
         """The address a client on this machine connects to."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(self.host, self.host).strip("[]")
@@ -42,10 +49,14 @@ def serve_settings(parsed: Parsed) -> ServeSettings:
     sources = _Sources(parsed)
     port = sources.integer("port", 50051, 1, 65535)
     state_dir = Path(sources.text("state-dir") or state_directory()).absolute()
+    internal_port = sources.integer("internal-port", 50052, 0, 65535)
+    guard = next((name for name in _GUARDS if sources.text(name)), None)
+    if guard is not None and not internal_port:
+        raise UsageError(f"--internal-port 0: with --{guard} this command needs it, to see that the server is ready")
     return ServeSettings(
         host=sources.text("host") or "127.0.0.1",
         port=port,
-        internal_port=sources.integer("internal-port", 50052, 0, 65535),
+        internal_port=internal_port,
         worker_endpoint=sources.text("worker-endpoint") or f"ipc://{state_dir}/worker-{port}.sock",
         num_workers=sources.integer("num-workers", 1, 1, 64),
         drain_seconds=sources.seconds("drain-seconds", 30.0, 86400.0),

@@ -70,7 +70,7 @@ class FrontHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("key", "request_id", "tenant", "prompt_token_ids", "page_hashes", "root_hash", "n", "max_tokens", "stop_token_ids", "hold_endings", "deadline_ms", "time_limit_ms", "priority", "seed", "temperature", "top_p", "top_k", "min_p", "options", "grammar", "resume_grace_ms", "progress_events", "front_options", "content_digest")
+    __slots__ = ("key", "request_id", "tenant", "prompt_token_ids", "page_hashes", "root_hash", "n", "max_tokens", "stop_token_ids", "hold_endings", "deadline_ms", "time_limit_ms", "priority", "seed", "temperature", "top_p", "top_k", "min_p", "options", "grammar", "resume_grace_ms", "progress_events", "front_options", "content_digest", "max_tenant_requests", "tenant_requests_per_minute")
     KEY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,8 @@ class Submit(_message.Message):
     PROGRESS_EVENTS_FIELD_NUMBER: _ClassVar[int]
     FRONT_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MAX_TENANT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     key: int
     request_id: str
     tenant: str
@@ -119,7 +121,9 @@ class Submit(_message.Message):
     progress_events: bool
     front_options: bytes
     content_digest: bytes
-    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., page_hashes: _Optional[bytes] = ..., root_hash: _Optional[bytes] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., hold_endings: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., time_limit_ms: _Optional[int] = ..., priority: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., options: _Optional[_Union[_worker_pb2.RowOptions, _Mapping]] = ..., grammar: _Optional[_Union[_worker_pb2.Grammar, _Mapping]] = ..., resume_grace_ms: _Optional[int] = ..., progress_events: _Optional[bool] = ..., front_options: _Optional[bytes] = ..., content_digest: _Optional[bytes] = ...) -> None: ...
+    max_tenant_requests: int
+    tenant_requests_per_minute: int
+    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., page_hashes: _Optional[bytes] = ..., root_hash: _Optional[bytes] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., hold_endings: _Optional[bool] = ..., deadline_ms: _Optional[int] = ..., time_limit_ms: _Optional[int] = ..., priority: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., options: _Optional[_Union[_worker_pb2.RowOptions, _Mapping]] = ..., grammar: _Optional[_Union[_worker_pb2.Grammar, _Mapping]] = ..., resume_grace_ms: _Optional[int] = ..., progress_events: _Optional[bool] = ..., front_options: _Optional[bytes] = ..., content_digest: _Optional[bytes] = ..., max_tenant_requests: _Optional[int] = ..., tenant_requests_per_minute: _Optional[int] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("key", "tenant", "request_id")

@@ -1,0 +1,41 @@
+"""Who makes a call: known before the call's handler begins, to it and to the tasks it starts."""
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Role(Enum):
+    """What a caller may do."""
+
+    USER = "user"
+    """Its own requests."""
+    PROXY = "proxy"
+    """Requests of the tenants that it names."""
+    ADMIN = "admin"
+    """Everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimits:
+    """What one tenant may ask for; 0: no limit."""
+
+    max_concurrent_requests: int = 0
+    requests_per_minute: int = 0
+
+
+UNLIMITED = TenantLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """``tenant`` is empty where tenants are not known."""
+
+    tenant: str = ""
+    role: Role = Role.USER
+    limits: TenantLimits = UNLIMITED
+
+
+NOBODY = Caller()
+CALLER: ContextVar[Caller] = ContextVar("caller", default=NOBODY)
+"""Set by the interceptor around each handler."""

@@ -1,0 +1,255 @@
+"""Who gets in: certificates, tokens, tenants and roles, at a real port."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from pagewire.v1 import admin_pb2, admin_pb2_grpc, model_pb2
+from pagewire.v1 import generation_pb2 as pb
+from pagewire_client import AsyncClient, Client, PermissionDeniedError, Tls, UnauthenticatedError, UnavailableError
+from support.certificates import Authority, Pair
+from support.fake_scheduler import FakeScheduler
+from support.front_stack import details_of, front_stack
+
+from scheduler_svc.front import reloaded_file
+from scheduler_svc.front.access import AccessOptions
+from scheduler_svc.front.reloaded_file import FileError
+from scheduler_svc.front.server import Front, FrontOptions
+from scheduler_svc.front.tls import TlsFiles
+
+SPIFFE = "spiffe://prod/api"
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture
+def files(authority: Authority, tmp_path: Path) -> TlsFiles:
+    found = TlsFiles(cert=tmp_path / "cert.pem", key=tmp_path / "key.pem", client_ca=tmp_path / "ca.pem")
+    authority.server().write(found.cert, found.key)
+    assert found.client_ca is not None
+    found.client_ca.write_bytes(authority.cert)
+    return found
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> AccessOptions:
+    path = tmp_path / "tokens.yaml"
+    path.write_text(
+        f"tokens:\n  - {{sha256: {digest('of acme')}, tenant: acme}}\n"
+        f"  - {{sha256: {digest('of ops')}, tenant: ops, role: admin}}\n"
+        "tenants: {acme: {max_concurrent_requests: 2, requests_per_minute: 60}}\n"
+    )
+    return AccessOptions(tokens_file=path)
+
+
+def credentials(authority: Authority, client: Pair | None = None) -> grpc.ChannelCredentials:
+    if client is None:
+        return grpc.ssl_channel_credentials(authority.cert)
+    return grpc.ssl_channel_credentials(authority.cert, client.key, client.cert)
+
+
+def request(**fields: Any) -> Any:
+    return pb.GenerateRequest(token_ids=pb.TokenIds(ids=list(range(65, 97))), **fields)
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)
+
+
+async def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
+    """Code and reason of a call that fails."""
+    with pytest.raises(grpc.RpcError) as failed:
+        await call
+    error: Any = failed.value
+    return error.code(), details_of(error)["ErrorInfo"].reason
+
+
+async def test_mutual_tls_says_the_tenant(authority: Authority, files: TlsFiles) -> None:
+    mine = credentials(authority, authority.client(SPIFFE))
+    access = AccessOptions(client_certificates=True)
+    async with front_stack(credentials=mine, tls=files, access=access) as stack:
+        await stack.once(request(request_id="r"))
+        assert stack.scheduler.submits[-1].tenant == SPIFFE
+        cancel = stack.generation.CancelRequest(pb.CancelRequestRequest(request_id="r"))
+        assert await code_of(cancel) == (grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND")
+        assert stack.scheduler.queries[-1].tenant == SPIFFE
+        target = f"127.0.0.1:{stack.front.port}"
+        strangers = Authority()
+        for wrong in (credentials(authority), credentials(authority, strangers.client(SPIFFE)), credentials(strangers)):
+            async with grpc.aio.secure_channel(target, wrong) as channel:
+                assert await refuses(channel)
+        async with grpc.aio.insecure_channel(target) as channel:
+            assert await refuses(channel)
+
+
+async def refuses(channel: Any) -> bool:
+    """Whether no connection comes about."""
+    call = channel.unary_unary("/pagewire.v1.ModelService/ListModels")
+    with pytest.raises(grpc.RpcError) as failed:
+        await call(b"", timeout=5)
+    return bool(failed.value.code() == grpc.StatusCode.UNAVAILABLE)
+
+
+async def test_a_rotated_certificate_serves_the_next_connection(
+    authority: Authority, files: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reloaded_file, "CHECK_SECONDS", 0.0)
+    next_authority, client = Authority(), authority.client(SPIFFE)
+    fresh = [("grpc.use_local_subchannel_pool", 1)]
+    async with front_stack(credentials=credentials(authority, client), tls=files) as stack:
+        target = f"127.0.0.1:{stack.front.port}"
+
+        async def is_served(roots: Authority) -> bool:
+            shown = grpc.ssl_channel_credentials(roots.cert, client.key, client.cert)
+            async with grpc.aio.secure_channel(target, shown, options=fresh) as channel:
+                try:
+                    await channel.unary_unary("/pagewire.v1.ModelService/ListModels")(b"", timeout=5)
+                except grpc.RpcError:
+                    return False
+                return True
+
+        assert await is_served(authority)
+        rotated = next_authority.server()
+        # Half a rotation: certificate and key do not belong together, the old pair stays.
+        files.cert.write_bytes(rotated.cert)
+        assert await is_served(authority)
+        files.key.write_bytes(rotated.key)
+        assert await is_served(next_authority)
+        assert not await is_served(authority)
+        # A connection from before goes on.
+        await stack.once(request())
+
+
+def test_key_files_that_cannot_be_used_are_named(authority: Authority, files: TlsFiles) -> None:
+    async def start(tls: TlsFiles) -> None:
+        front = Front(FrontOptions(front_endpoint="ipc:///nowhere.sock", tls=tls))
+        try:
+            await front.start()
+        finally:
+            await front.stop(0)
+
+    other = authority.server()
+    for flag, path, content in (
+        ("--tls-key", files.key, other.key),
+        ("--tls-key", files.key, b"no key"),
+        ("--tls-cert", files.cert, b"no certificate"),
+        ("--tls-client-ca", files.client_ca, b""),
+    ):
+        assert path is not None
+        before = path.read_bytes()
+        path.write_bytes(content)
+        with pytest.raises(FileError, match=f"^{flag} "):
+            asyncio.run(start(files))
+        path.write_bytes(before)
+    files.key.unlink()
+    with pytest.raises(FileError, match=r"--tls-key .*No such file"):
+        asyncio.run(start(files))
+
+
+async def test_tokens_say_tenant_limits_and_role(tokens: AccessOptions) -> None:
+    async with front_stack(access=tokens) as stack:
+        models, admin = stack.models, admin_pb2_grpc.AdminServiceStub(stack.channel)
+        nobody = (grpc.StatusCode.UNAUTHENTICATED, "NO_CREDENTIALS")
+        stranger = (grpc.StatusCode.UNAUTHENTICATED, "BAD_CREDENTIALS")
+        assert await code_of(models.ListModels(model_pb2.ListModelsRequest())) == nobody
+        assert await code_of(stack.generation.Generate(request()).read()) == nobody
+        assert await code_of(models.ListModels(model_pb2.ListModelsRequest(), metadata=bearer("wrong"))) == stranger
+        once = pb.GenerateOnceRequest(request=request())
+        await stack.generation.GenerateOnce(once, metadata=bearer("of acme"))
+        submit = stack.scheduler.submits[-1]
+        assert (submit.tenant, submit.max_tenant_requests, submit.tenant_requests_per_minute) == ("acme", 2, 60)
+        denied = (grpc.StatusCode.PERMISSION_DENIED, "NOT_ALLOWED")
+        load = admin_pb2.GetLoadRequest()
+        assert await code_of(admin.GetLoad(load, metadata=bearer("of acme"))) == denied
+        assert (await admin.GetLoad(load, metadata=bearer("of ops"))).num_workers == 1
+        # Bytes that are no request are not even read.
+        raw = stack.channel.unary_unary("/pagewire.v1.GenerationService/GenerateOnce")
+        assert await code_of(raw(b"\xff\xff", metadata=bearer("wrong"))) == stranger
+
+
+async def test_entries_of_one_stream_are_the_callers(tokens: AccessOptions) -> None:
+    async with front_stack(access=tokens) as stack:
+        call = stack.generation.GenerateMany(metadata=bearer("of acme"))
+        for _ in range(3):
+            await call.write(pb.GenerateManyRequest(start=request()))
+        await call.done_writing()
+        assert [message async for message in call]
+        assert [submit.tenant for submit in stack.scheduler.submits] == ["acme"] * 3
+
+
+async def test_pages_have_other_names_for_each_tenant() -> None:
+    async def root(share: bool, *names: str) -> list[bytes]:
+        options = AccessOptions(trust_tenant_metadata=True)
+        async with front_stack(access=options, tenants_share_pages=share) as stack:
+            for name in names:
+                metadata = (("x-pagewire-tenant", name),) if name else ()
+                once = pb.GenerateOnceRequest(request=request())
+                await stack.generation.GenerateOnce(once, metadata=metadata)
+            return [submit.page_hashes for submit in stack.scheduler.submits]
+
+    mine, again, other, nobodys = await root(False, "a", "a", "b", "")
+    assert mine == again
+    assert len({mine, other, nobodys}) == 3
+    assert not {mine[:16], mine[16:]} & {other[:16], other[16:]}
+    shared = await root(True, "a", "b", "")
+    assert len(set(shared)) == 1
+    assert shared[0] == nobodys
+
+
+async def test_the_internal_port_asks_for_nothing_and_health_is_open(tokens: AccessOptions) -> None:
+    async with front_stack(access=tokens, internal_port=0, health_port=0, health_host="127.0.0.1") as stack:
+        await stack.wait_serving()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{stack.front.internal_port}") as channel:
+            admin = admin_pb2_grpc.AdminServiceStub(channel)
+            named = (("x-pagewire-tenant", "acme"),)
+            await admin.ExplainRequest(admin_pb2.ExplainRequestRequest(request_id="r"), metadata=named)
+            assert stack.scheduler.queries[-1].tenant == "acme"
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{stack.front.health_port}") as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert await check(b"") == b"\x08\x01"
+            with pytest.raises(grpc.RpcError, match="UNIMPLEMENTED"):
+                await channel.unary_unary("/pagewire.v1.ModelService/ListModels")(b"")
+
+
+async def test_clients_show_certificates_and_tokens(
+    authority: Authority, files: TlsFiles, tokens: AccessOptions
+) -> None:
+    options = AccessOptions(tokens_file=tokens.tokens_file, client_certificates=True)
+    client = authority.client(SPIFFE)
+    tls = Tls(root_certificates=authority.cert, private_key=client.key, certificate_chain=client.cert)
+    async with front_stack(credentials=credentials(authority, client), tls=files, access=options) as stack:
+        target = f"127.0.0.1:{stack.front.port}"
+        async with AsyncClient(target, tls=tls, token="of acme") as mine:
+            assert (await mine.generate([65])).text == "Hi"
+            with pytest.raises(PermissionDeniedError):
+                await mine.load()
+        async with AsyncClient(target, tls=tls, token="of ops") as mine:
+            assert (await mine.load()).num_workers == 1
+        async with AsyncClient(target, tls=tls, token="wrong") as mine:
+            with pytest.raises(UnauthenticatedError):
+                await mine.generate([65])
+
+        def plain() -> None:
+            with Client(target, timeout=5) as mine, pytest.raises(UnavailableError):
+                mine.models()
+
+        await asyncio.to_thread(plain)
+
+
+async def test_headers_have_limits() -> None:
+    async with front_stack(FakeScheduler()) as stack:
+        call = stack.models.ListModels(model_pb2.ListModelsRequest(), metadata=(("x-large", "x" * 40_000),))
+        with pytest.raises(grpc.RpcError) as failed:
+            await call
+        assert failed.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        await stack.once(request())
