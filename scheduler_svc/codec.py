@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 from pagewire.internal.v1 import front_pb2, worker_pb2
-from pagewire.v1 import admin_pb2, generation_pb2
+from pagewire.v1 import admin_pb2, cache_pb2, generation_pb2
 
 from scheduler_svc import columns
 from scheduler_svc.columns import ColumnError, read_hashes, read_ints
@@ -23,10 +23,12 @@ from scheduler_svc.core.types import (
     Ended,
     EndReason,
     NewRow,
+    PageExplanation,
     PageHash,
     PageId,
     Preempted,
     PrefillProgress,
+    PrefixQuestion,
     Published,
     SamplingParams,
     WorkerId,
@@ -380,7 +382,22 @@ def _query(query: Any) -> Query:
         kind=kind,
         request_id=getattr(query, kind) if kind.endswith("request_id") else "",
         milliseconds=query.drain_ms if kind == "drain_ms" else 0,
+        prefix=_prefix(query) if kind == "explain_prefix" else None,
     )
+
+
+def _prefix(query: Any) -> PrefixQuestion | None:
+    asked = query.explain_prefix
+    try:
+        return PrefixQuestion(
+            tenant=query.tenant,
+            prompt=read_ints(asked.prompt_token_ids, "prompt_token_ids"),
+            page_hashes=[PageHash(each) for each in read_hashes(asked.page_hashes, "page_hashes")],
+            root_hash=asked.root_hash,
+            unsalted_root=asked.unsalted_root,
+        )
+    except ColumnError:
+        return None
 
 
 # To fronts.
@@ -527,6 +544,8 @@ def load_response(counts: Counts, num_link_faults: int) -> bytes:
         num_hit_pages=counts.num_hit_pages,
         num_evicted_pages=counts.num_evicted_pages,
         num_diverged_pages=counts.num_diverged_pages,
+        num_salted_pages=counts.num_salted_pages,
+        num_tail_pages=counts.num_tail_pages,
         page_waste_ratio=counts.page_waste_ratio,
     )
     return bytes(response.SerializeToString())
@@ -587,6 +606,17 @@ def explain_response(decisions: Iterable[tuple[float, int, str]]) -> bytes:
     """An ExplainRequestResponse of (seconds since arrival, step, sentence)."""
     response = admin_pb2.ExplainRequestResponse(
         decisions=[admin_pb2.Decision(at_seconds=at, step_id=step_id, text=text) for at, step_id, text in decisions]
+    )
+    return bytes(response.SerializeToString())
+
+
+def prefix_response(pages: Iterable[PageExplanation]) -> bytes:
+    """An ExplainPrefixResponse."""
+    response = cache_pb2.ExplainPrefixResponse(
+        pages=[
+            cache_pb2.PageExplanation(status=f"PAGE_STATUS_{page.status.name}", diverged_at=page.diverged_at)
+            for page in pages
+        ]
     )
     return bytes(response.SerializeToString())
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from scheduler_svc.core.types import EndReason, PageHash, Published, SamplingParams
+from scheduler_svc.core.types import EndReason, PageHash, PrefixQuestion, Published, SamplingParams
 from scheduler_svc.core.value import value
 
 PROTOCOL_VERSION = 1
@@ -176,6 +176,8 @@ class Query:
     kind: str
     request_id: str = ""
     milliseconds: int = 0
+    prefix: PrefixQuestion | None = None
+    """Of explain_prefix; None if it cannot be read."""
 
 
 @value(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from scheduler_svc import codec
+from scheduler_svc.core.errors import RejectCode, RequestRejected
 from scheduler_svc.core.explain import sentence
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import EndReason, RequestKey
@@ -42,6 +43,8 @@ class Queries:
         if query.kind == "workers":
             devices = {worker_id: hello.device for worker_id, hello in self._workers.hellos.items()}
             return codec.workers_response(self._core.counts(), devices)
+        if query.kind == "explain_prefix":
+            return self._explain_prefix(query)
         if query.kind not in ("cancel_request_id", "get_request_id", "explain_request_id"):
             raise QueryFailed(Code.UNIMPLEMENTED, "the scheduler does not know this question")
         if not query.request_id:
@@ -88,6 +91,15 @@ class Queries:
             )
             for index, decision in found
         )
+
+    def _explain_prefix(self, query: Query) -> bytes:
+        if query.prefix is None:
+            raise QueryFailed(Code.INVALID_ARGUMENT, "the prompt cannot be read")
+        try:
+            return codec.prefix_response(self._core.explain_prefix(query.prefix))
+        except RequestRejected as error:
+            code = Code.UNAVAILABLE if error.code is RejectCode.NO_WORKER else Code.INVALID_ARGUMENT
+            raise QueryFailed(code, error.message) from None
 
     def _name(self, key: RequestKey) -> str:
         """How people know the request of an output."""

@@ -127,7 +127,7 @@ class Admission:
             request.num_cached_tokens = residence.num_computed
             self._tally.num_cached_tokens += 0 if start.is_fork else start.num_tokens
             if not start.is_fork:
-                self._count_hits(request, len(start.shared))
+                self._tally.hits.count(request, worker, len(start.shared))
         self._claim(request, len(residence.pages))
         self._draft.add_row(residence)
         self._events.append(
@@ -139,19 +139,6 @@ class Admission:
             )
         )
         return residence
-
-    def _count_hits(self, request: Request, num_hits: int) -> None:
-        """Tells hits, and why the others missed."""
-        worker, tally = self._worker, self._tally
-        num_pages = (request.num_prompt - 1) // worker.page_size
-        names = request.names(num_pages, worker.page_size)[:num_pages]
-        tally.num_asked_pages += len(names)
-        tally.num_hit_pages += num_hits
-        missed = names[num_hits:]
-        num_evicted = sum(map(worker.pool.was_evicted, missed))
-        tally.num_evicted_pages += num_evicted
-        if missed and num_hits and not num_evicted and worker.pool.cache.has_children(names[num_hits - 1]):
-            tally.num_diverged_pages += 1
 
     def _claim(self, request: Request, num_pages: int) -> None:
         """Announces what of its prompt it will compute that others may want."""

@@ -27,7 +27,13 @@ def check_request(new: NewRequest, placement: Placement) -> None:
     if num_prompt >= capacity:
         message = f"the prompt has {num_prompt} tokens; with one more to generate at most {capacity} fit"
         raise RequestRejected(RejectCode.TOO_LARGE, "prompt", message)
-    if num_hashes and num_hashes != num_prompt // page_size:
+    if num_hashes:
+        check_hashes(num_hashes, num_prompt, page_size)
+
+
+def check_hashes(num_hashes: int, num_prompt: int, page_size: int) -> None:
+    """Raises: RequestRejected: a prompt's full pages are not so many."""
+    if num_hashes != num_prompt // page_size:
         message = f"{num_hashes} hashes for {num_prompt} tokens are not those of pages of {page_size}"
         raise RequestRejected(RejectCode.INVALID, "page_hashes", message)
 

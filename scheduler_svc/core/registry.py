@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from scheduler_svc.core.expiry import Expiry
 from scheduler_svc.core.fairness import settle
 from scheduler_svc.core.placement import Placement
+from scheduler_svc.core.prefix_history import PrefixHistory
 from scheduler_svc.core.request import Request, State
 from scheduler_svc.core.tally import Tally
 from scheduler_svc.core.types import Ended, EndReason, Event, Held, RequestKey
@@ -17,12 +18,13 @@ from scheduler_svc.core.types import Ended, EndReason, Event, Held, RequestKey
 class Registry:
     """Live requests by key."""
 
-    __slots__ = ("_expiry", "_num_held", "_placement", "_requests", "_tally")
+    __slots__ = ("_expiry", "_history", "_num_held", "_placement", "_requests", "_tally")
 
-    def __init__(self, placement: Placement, tally: Tally) -> None:
+    def __init__(self, placement: Placement, tally: Tally, history: PrefixHistory) -> None:
         self._requests: dict[RequestKey, Request] = {}
         self._placement = placement
         self._tally = tally
+        self._history = history
         self._expiry = Expiry()
         self._num_held = 0
 
@@ -31,6 +33,10 @@ class Registry:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
+
+    def newest_first(self) -> Iterator[Request]:
+        """All of them."""
+        return reversed(self._requests.values())
 
     @property
     def num_held(self) -> int:
@@ -89,6 +95,7 @@ class Registry:
         if request.family:
             request.family.remove(request)
         self._expiry.note_gone(request)
+        self._history.note(request)
         return Ended(
             key=request.key,
             reason=reason,

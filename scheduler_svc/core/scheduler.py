@@ -18,9 +18,11 @@ from scheduler_svc.core.batcher import plan_step
 from scheduler_svc.core.errors import RejectCode, RequestRejected, WorkerRejected
 from scheduler_svc.core.fairness import settle
 from scheduler_svc.core.flight_recorder import Decision, FlightRecorder
-from scheduler_svc.core.intake import check_deadline, check_queue, check_request
+from scheduler_svc.core.intake import check_deadline, check_hashes, check_queue, check_request
 from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.policy import order_of, priority_of
+from scheduler_svc.core.prefix_explanation import explain
+from scheduler_svc.core.prefix_history import PrefixHistory
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.request import Request, State
 from scheduler_svc.core.results import apply_result
@@ -33,7 +35,9 @@ from scheduler_svc.core.types import (
     EndReason,
     Event,
     NewRequest,
+    PageExplanation,
     Preempted,
+    PrefixQuestion,
     RequestKey,
     StepResult,
     WorkerCard,
@@ -57,7 +61,8 @@ class Scheduler:
         self._tally = Tally()
         self._accounts = Accounts(config.tenant_weights, config.tenant_fairness)
         self._placement = placement or Placement()
-        self._registry = Registry(self._placement, self._tally)
+        self._history = PrefixHistory()
+        self._registry = Registry(self._placement, self._tally, self._history)
         self._recorder = FlightRecorder()
         self._num_arrived = 0
 
@@ -166,6 +171,19 @@ class Scheduler:
         """What was decided about a request, in order; nothing if it is unknown or ended too long ago."""
         return self._recorder.decisions(key)
 
+    def explain_prefix(self, question: PrefixQuestion) -> list[PageExplanation]:
+        """For each page of a prompt whether it is cached, and why not, as far as its tenant may know.
+
+        Raises:
+            RequestRejected: the hashes are not those of the prompt's full pages, or no worker has joined yet.
+        """
+        page_size = self._placement.page_size
+        if not page_size:
+            raise RequestRejected(RejectCode.NO_WORKER, "", "no worker has joined yet")
+        check_hashes(len(question.page_hashes), len(question.prompt), page_size)
+        sent = self._history.of(question.tenant, self._registry.newest_first())
+        return explain(question, list(self._placement.workers.values()), sent, page_size)
+
     @property
     def num_waiting(self) -> int:
         """Requests that wait."""
@@ -188,10 +206,12 @@ class Scheduler:
             num_cached_tokens=tally.num_cached_tokens,
             num_wasted_tokens=tally.num_wasted_tokens,
             num_steps=tally.num_steps,
-            num_asked_pages=tally.num_asked_pages,
-            num_hit_pages=tally.num_hit_pages,
-            num_evicted_pages=tally.num_evicted_pages,
-            num_diverged_pages=tally.num_diverged_pages,
+            num_asked_pages=tally.hits.num_asked,
+            num_hit_pages=tally.hits.num_hit,
+            num_evicted_pages=tally.hits.num_evicted,
+            num_diverged_pages=tally.hits.num_diverged,
+            num_salted_pages=tally.hits.num_salted,
+            num_tail_pages=tally.hits.num_tails,
             page_waste_ratio=num_dead_slots / num_held_slots if num_held_slots else 0.0,
         )
 

@@ -1,16 +1,15 @@
 """Counts since start."""
 
+from scheduler_svc.core.hit_counts import HitCounts
+
 
 class Tally:
     """Only ever grows."""
 
     __slots__ = (
-        "num_asked_pages",
+        "hits",
         "num_cached_tokens",
         "num_computed_tokens",
-        "num_diverged_pages",
-        "num_evicted_pages",
-        "num_hit_pages",
         "num_output_tokens",
         "num_preemptions",
         "num_steps",
@@ -18,13 +17,7 @@ class Tally:
     )
 
     def __init__(self) -> None:
-        self.num_asked_pages = 0
-        """Full prompt pages looked for in the prefix cache at first admissions."""
-        self.num_hit_pages = 0
-        self.num_evicted_pages = 0
-        """Of those that were not found: had been cached and were evicted since."""
-        self.num_diverged_pages = 0
-        """Of those: the page before is cached, and goes on in another way."""
+        self.hits = HitCounts()
         self.num_preemptions = 0
         self.num_computed_tokens = 0
         """Tokens scheduled, recomputed ones included."""

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from scheduler_svc.core.value import value
 
@@ -203,6 +203,40 @@ class StepResult:
     """How long the device took for it; 0: not known."""
 
 
+# Questions.
+
+
+class PageStatus(Enum):
+    """Whether a page of a prompt is cached, and why not; see prefix_explanation."""
+
+    HIT = "hit"
+    COLD = "cold"
+    EVICTED = "evicted"
+    SALTED = "salted"
+    DIVERGED = "diverged"
+    TAIL_NOT_FULL = "tail not full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixQuestion:
+    """A prompt whose pages are to be explained to a tenant."""
+
+    tenant: str = ""
+    prompt: "array[int]"
+    page_hashes: Sequence[PageHash]
+    root_hash: bytes
+    unsalted_root: bytes
+    """Root of the same chain without a salt; the same one if there is none."""
+
+
+class PageExplanation(NamedTuple):
+    """One page."""
+
+    status: PageStatus
+    diverged_at: int | None = None
+    """The first token that differs, if it diverged."""
+
+
 # Events: what the core tells the shell.
 
 
@@ -290,13 +324,17 @@ class Counts:
     num_wasted_tokens: int
     num_steps: int
     num_asked_pages: int
-    """Full prompt pages looked for in the prefix cache at first admissions. Those that were neither hit nor evicted nor
-    diverged are cold: never seen, or behind a page that was missed."""
+    """Full prompt pages looked for in the prefix cache at first admissions. The others than the following are cold,
+    see hit_counts."""
     num_hit_pages: int
     num_evicted_pages: int
     """Had been cached and were evicted since."""
     num_diverged_pages: int
     """The page before is cached and goes on in another way."""
+    num_salted_pages: int
+    """Cached under another salt."""
+    num_tail_pages: int
+    """Last prompt pages that were not full, so not looked for."""
     page_waste_ratio: float
     """Dead slots by all slots of held pages; 0 if none is held."""
 

@@ -1,15 +1,23 @@
 # ruff: noqa: N802 (methods are named as in the proto)
-"""pagewire.v1.CacheService: part of the contract, not built yet; every method says so."""
+"""pagewire.v1.CacheService: explains prefixes; its other methods are part of the contract and not built yet."""
 
 from typing import Any, NoReturn
 
-from pagewire.v1 import cache_pb2_grpc
+from pagewire.v1 import cache_pb2, cache_pb2_grpc
 
+from scheduler_svc.front.caller import CALLER
 from scheduler_svc.front.errors import UnsupportedError
+from scheduler_svc.front.generation import deadline_of
+from scheduler_svc.front.preparation import Preparation
+from scheduler_svc.front.scheduler_link import SchedulerLink
 
 
 class CacheService(cache_pb2_grpc.CacheServiceServicer):  # type: ignore[misc]
-    """Answers UNIMPLEMENTED."""
+    """Asks the scheduler about prompts."""
+
+    def __init__(self, preparation: Preparation, link: SchedulerLink) -> None:
+        self._preparation = preparation
+        self._link = link
 
     async def WarmPrefix(self, request: Any, context: Any) -> NoReturn:
         """Not built yet."""
@@ -27,9 +35,13 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):  # type: ignore[misc]
         """Not built yet."""
         raise UnsupportedError("CacheService.ListPins")
 
-    async def ExplainPrefix(self, request: Any, context: Any) -> NoReturn:
-        """Not built yet."""
-        raise UnsupportedError("CacheService.ExplainPrefix")
+    async def ExplainPrefix(self, request: Any, context: Any) -> Any:
+        """Why the pages of a prompt are cached or not."""
+        deadline = deadline_of(context.time_remaining())
+        question = await self._preparation.ask_prefix(request.prefix, deadline=deadline)
+        return cache_pb2.ExplainPrefixResponse.FromString(
+            await self._link.query(CALLER.get().tenant, explain_prefix=question)
+        )
 
     async def ResetPrefixCache(self, request: Any, context: Any) -> NoReturn:
         """Not built yet."""

@@ -69,11 +69,40 @@ class Preparation:
         # Cached positions have no logits, so a prompt whose log probabilities are wanted is computed whole.
         if request.scheduling.bypass_prefix_cache or request.output.HasField("prompt_logprobs"):
             return
+        submit.root_hash = self._root(request, serving)
+        submit.page_hashes = b"".join(hash_pages(submit.root_hash, prompt, serving.page_size))
+
+    def _root(self, request: Any, serving: Serving) -> bytes:
+        """The root of the request's chain of pages, this tenant's own."""
         model = serving.model.card.digest or serving.model.name
-        tenant = "" if self._tenants_share_pages else caller.tenant
-        root = root_hash(serving.hash_key, request.scheduling.cache_salt, model, request.adapter, tenant)
-        submit.root_hash = root
-        submit.page_hashes = b"".join(hash_pages(root, prompt, serving.page_size))
+        tenant = "" if self._tenants_share_pages else CALLER.get().tenant
+        return root_hash(serving.hash_key, request.scheduling.cache_salt, model, request.adapter, tenant)
+
+    async def ask_prefix(self, prefix: Any, *, deadline: float | None = None) -> Any:
+        """The scheduler's question about a pagewire.v1.Prefix: the pages that a request with this prompt would ask for.
+
+        Raises: FrontError.
+        """
+        request = generation_pb2.GenerateRequest(scheduling={"cache_salt": prefix.cache_salt})
+        kind = prefix.WhichOneof("prompt")
+        if kind == "text":
+            request.text = prefix.text
+        elif kind is not None:
+            getattr(request, kind).CopyFrom(getattr(prefix, kind))
+        serving = self._state.require()
+        violations = check_request(request, serving.model)
+        if violations:
+            raise InvalidRequestError(violations)
+        prompt = await self.reader.read(request, serving.model, deadline=deadline)
+        check_fits(prompt, str(kind), serving.max_request_tokens)
+        root = self._root(request, serving)
+        request.scheduling.cache_salt = ""
+        return front_pb2.PrefixQuestion(
+            prompt_token_ids=ints(prompt),
+            page_hashes=b"".join(hash_pages(root, prompt, serving.page_size)),
+            root_hash=root,
+            unsalted_root=self._root(request, serving),
+        )
 
 
 def _check_answer(output: Any, prepared: PreparedRequest, *, once: bool) -> None:

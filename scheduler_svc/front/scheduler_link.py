@@ -171,7 +171,8 @@ class SchedulerLink:
         query_id = self._next_query
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queries[query_id] = future
-        self._queue("queries", front_pb2.Query(query_id=query_id, tenant=tenant, **question), 300)
+        message = front_pb2.Query(query_id=query_id, tenant=tenant, **question)
+        self._queue("queries", message, message.ByteSize())
         try:
             reply = await asyncio.wait_for(future, QUERY_SECONDS)
         except asyncio.TimeoutError:

@@ -34,6 +34,7 @@ from scheduler_svc.front.generation import GenerationService
 from scheduler_svc.front.health import Health
 from scheduler_svc.front.in_flight import InFlight
 from scheduler_svc.front.models import ModelService
+from scheduler_svc.front.preparation import Preparation
 from scheduler_svc.front.scheduler_link import HEARTBEAT_SECONDS, SchedulerLink
 from scheduler_svc.front.service_state import ServiceState
 from scheduler_svc.front.status_interceptor import Admit, StatusInterceptor
@@ -145,9 +146,15 @@ class Front:
             slow_reader_seconds=self._options.slow_reader_seconds,
             tenants_share_pages=self._options.tenants_share_pages,
         )
+        preparation = Preparation(
+            self._state,
+            self._executor,
+            self._chat_executor,
+            tenants_share_pages=self._options.tenants_share_pages,
+        )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._state), server)
-        cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheService(), server)
+        cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheService(preparation, self.link), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         names = [GENERATION, MODEL, CACHE, HEALTH]
         if is_admin:

@@ -21,6 +21,8 @@ from scheduler_svc.core.types import (
     Event,
     Held,
     NewRequest,
+    PageExplanation,
+    PrefixQuestion,
     RequestKey,
     SamplingParams,
     StepResult,
@@ -55,6 +57,10 @@ def card(
         max_model_len=length,
         first_step_id=first,  # type: ignore[arg-type]
     )
+
+
+def _root(salt: int) -> bytes:
+    return root_hash(HASH_KEY, str(salt), "model", "")
 
 
 class CoreBench:
@@ -116,7 +122,7 @@ class CoreBench:
         time_limit: float | None = None,
         fork_of: int | None = None,
     ) -> None:
-        token_ids, root = array("i", prompt), root_hash(HASH_KEY, str(salt), "model", "")
+        token_ids, root = array("i", prompt), _root(salt)
         request = NewRequest(
             key=RequestKey(key),
             tenant=tenant,
@@ -136,6 +142,17 @@ class CoreBench:
         self.requests[key] = request
         self.outputs[key] = []
         self._take(events)
+
+    def explain_prefix(self, prompt: Sequence[int], *, salt: int = 0, tenant: str = "") -> list[PageExplanation]:
+        token_ids, root = array("i", prompt), _root(salt)
+        question = PrefixQuestion(
+            tenant=tenant,
+            prompt=token_ids,
+            page_hashes=hash_pages(root, token_ids, self.page_size),
+            root_hash=root,
+            unsalted_root=_root(0),
+        )
+        return self.core.explain_prefix(question)
 
     def offer(self, key: int, prompt: Sequence[int], max_tokens: int, **others: object) -> bool:
         """``submit``, where the queue may be full or the deadline too near; whether the request was taken."""

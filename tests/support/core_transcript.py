@@ -15,6 +15,8 @@ pages [w]                             the worker's pages
 counts                                what the core counts
 explain a                             what was decided about a
 accounts                              what tenants were charged, in tokens
+prefix 1..20 [salt=1] [tenant=x]      the pages of a prompt explained to a tenant
+hits                                  how prompt pages were found in the prefix cache, and why not
 """
 
 from collections.abc import Callable, Sequence
@@ -231,6 +233,18 @@ class _Stage:
     def _do_accounts(self, flags: list[str], options: dict[str, str]) -> list[str]:
         charged = self._bench.core.charges()
         return [", ".join(f"{tenant or 'nobody'} {tokens:g}" for tenant, tokens in charged.items())]
+
+    def _do_prefix(self, flags: list[str], options: dict[str, str]) -> list[str]:
+        pages = self._bench.explain_prefix(
+            _tokens(flags[0]), salt=int(options.get("salt", 0)), tenant=options.get("tenant", "")
+        )
+        texts = [page.status.value + (f" at {page.diverged_at}" if page.diverged_at else "") for page in pages]
+        return [", ".join(texts) or "no pages"]
+
+    def _do_hits(self, flags: list[str], options: dict[str, str]) -> list[str]:
+        counts = self._bench.core.counts()
+        names = ("asked", "hit", "evicted", "diverged", "salted", "tail")
+        return [", ".join(f"{name} {getattr(counts, f'num_{name}_pages')}" for name in names)]
 
     def _do_explain(self, flags: list[str], options: dict[str, str]) -> list[str]:
         decisions = self._bench.core.decisions(RequestKey(_key(flags[0])))

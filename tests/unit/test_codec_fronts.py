@@ -100,6 +100,18 @@ def test_queries_are_read() -> None:
     assert message.queries[1] == Query(query_id=2, tenant="t", kind="get_request_id", request_id="r")
 
 
+@pytest.mark.parametrize("column", ["prompt_token_ids", "page_hashes"])
+def test_a_prefix_that_cannot_be_read_is_none(column: str) -> None:
+    asked = {"prompt_token_ids": bytes(8), "page_hashes": bytes(32), "root_hash": b"r", "unsalted_root": b"u"}
+    good = front_pb2.Query(query_id=1, tenant="t", explain_prefix=asked)
+    broken = front_pb2.Query(query_id=2, explain_prefix={**asked, column: bytes(7)})
+    frame = front_pb2.FrontFrame(front_id=1, queries=[good, broken])
+    (first, second) = codec.read_front_frame(frame.SerializeToString()).queries
+    assert first.prefix is not None
+    assert (first.prefix.tenant, list(first.prefix.prompt), len(first.prefix.page_hashes)) == ("t", [0, 0], 2)
+    assert second.prefix is None
+
+
 @pytest.mark.parametrize("reason", list(EndReason))
 def test_every_ending_has_a_word(reason: EndReason) -> None:
     event = front_pb2.RequestEvent(**codec.output_ended(9, 1, ended(reason), elsewhere=False))

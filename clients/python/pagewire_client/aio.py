@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 from pagewire.v1 import admin_pb2, generation_pb2, model_pb2
 from pagewire.v1.admin_pb2_grpc import AdminServiceStub
+from pagewire.v1.cache_pb2_grpc import CacheServiceStub
 from pagewire.v1.generation_pb2_grpc import GenerationServiceStub
 from pagewire.v1.model_pb2_grpc import ModelServiceStub
 
@@ -20,8 +21,8 @@ from .channel import Tls, call_metadata, channel_options, health_number, health_
 from .client import DEFAULT_TARGET, read_timeout, tokenize_request
 from .errors import RequestCancelledError, ServerError, from_rpc_error
 from .joining import Joiner
-from .options import GenerateOptions, Messages, Prompt, chat_request, text_request
-from .results import Decision, Event, Generation, HealthStatus, Load, Model
+from .options import GenerateOptions, Messages, Prompt, chat_request, explain_prefix_request, text_request
+from .results import Decision, Event, Generation, HealthStatus, Load, Model, PageExplanation
 from .resuming import Resumption, response_of
 
 if TYPE_CHECKING:
@@ -200,6 +201,13 @@ class AsyncClient:
         method = AdminServiceStub(self._internal).ExplainRequest
         message = admin_pb2.ExplainRequestRequest(request_id=request_id)
         return convert.decisions(await self._read(method, message, timeout))
+
+    async def explain_prefix(
+        self, prompt: Prompt | Messages, *, cache_salt: str = "", timeout: float | None = None
+    ) -> tuple[PageExplanation, ...]:
+        """Whether each page of a prompt (text, token ids or a conversation) is cached, and why not."""
+        message = explain_prefix_request(prompt, cache_salt)
+        return convert.pages(await self._read(CacheServiceStub(self._channel).ExplainPrefix, message, timeout))
 
     async def close(self) -> None:
         """Closes the connection; calls still running end with RequestCancelledError."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from pagewire.v1 import admin_pb2, generation_pb2, model_pb2
 from pagewire.v1.admin_pb2_grpc import AdminServiceStub
+from pagewire.v1.cache_pb2_grpc import CacheServiceStub
 from pagewire.v1.generation_pb2_grpc import GenerationServiceStub
 from pagewire.v1.model_pb2_grpc import ModelServiceStub
 
@@ -19,8 +20,17 @@ from .channel import Tls, call_metadata, channel_options, health_number, health_
 from .errors import RequestCancelledError, ServerError, from_rpc_error
 from .joining import Joiner
 from .many import run_many
-from .options import GenerateOptions, Messages, Prompt, chat_request, fill_chat, prompt_options, text_request
-from .results import Decision, Event, Generation, HealthStatus, Load, Model
+from .options import (
+    GenerateOptions,
+    Messages,
+    Prompt,
+    chat_request,
+    explain_prefix_request,
+    fill_chat,
+    prompt_options,
+    text_request,
+)
+from .results import Decision, Event, Generation, HealthStatus, Load, Model, PageExplanation
 from .resuming import Resumption, response_of
 
 if TYPE_CHECKING:
@@ -202,6 +212,13 @@ class Client:
         method = AdminServiceStub(self._internal).ExplainRequest
         message = admin_pb2.ExplainRequestRequest(request_id=request_id)
         return convert.decisions(self._read(method, message, timeout))
+
+    def explain_prefix(
+        self, prompt: Prompt | Messages, *, cache_salt: str = "", timeout: float | None = None
+    ) -> tuple[PageExplanation, ...]:
+        """Whether each page of a prompt (text, token ids or a conversation) is cached, and why not."""
+        message = explain_prefix_request(prompt, cache_salt)
+        return convert.pages(self._read(CacheServiceStub(self._channel).ExplainPrefix, message, timeout))
 
     def close(self) -> None:
         """Closes the connection; calls still running end with RequestCancelledError."""

@@ -1,7 +1,7 @@
 """From protobuf messages to the values of ``results``.
 
 Invariant: a message of a newer server never breaks a client: unknown events are left out, an unknown finish reason
-reads as FAILED.
+reads as FAILED, an unknown page status as UNKNOWN.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from array import array
 from dataclasses import fields
 
-from pagewire.v1 import admin_pb2, generation_pb2, model_pb2
+from pagewire.v1 import admin_pb2, cache_pb2, generation_pb2, model_pb2
 
 from . import results
 
@@ -19,6 +19,14 @@ _FINISH_REASONS = {
     generation_pb2.FINISH_REASON_LENGTH: results.FinishReason.LENGTH,
     generation_pb2.FINISH_REASON_CANCELLED: results.FinishReason.CANCELLED,
     generation_pb2.FINISH_REASON_DEADLINE: results.FinishReason.DEADLINE,
+}
+_PAGE_STATUSES = {
+    cache_pb2.PAGE_STATUS_HIT: results.PageStatus.HIT,
+    cache_pb2.PAGE_STATUS_COLD: results.PageStatus.COLD,
+    cache_pb2.PAGE_STATUS_EVICTED: results.PageStatus.EVICTED,
+    cache_pb2.PAGE_STATUS_SALTED: results.PageStatus.SALTED,
+    cache_pb2.PAGE_STATUS_DIVERGED: results.PageStatus.DIVERGED,
+    cache_pb2.PAGE_STATUS_TAIL_NOT_FULL: results.PageStatus.TAIL_NOT_FULL,
 }
 
 
@@ -143,6 +151,17 @@ def model(message: model_pb2.Model) -> results.Model:
 def load(message: admin_pb2.GetLoadResponse) -> results.Load:
     """Counts of a server."""
     return results.Load(**{f.name: getattr(message, f.name) for f in fields(results.Load)})
+
+
+def pages(message: cache_pb2.ExplainPrefixResponse) -> tuple[results.PageExplanation, ...]:
+    """Why the pages of a prompt are cached or not."""
+    return tuple(
+        results.PageExplanation(
+            status=_PAGE_STATUSES.get(page.status, results.PageStatus.UNKNOWN),
+            diverged_at=page.diverged_at if page.HasField("diverged_at") else None,
+        )
+        for page in message.pages
+    )
 
 
 def decisions(message: admin_pb2.ExplainRequestResponse) -> tuple[results.Decision, ...]:

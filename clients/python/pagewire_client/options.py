@@ -11,9 +11,10 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from google.protobuf.message import Message
+from pagewire.v1 import cache_pb2
 from pagewire.v1 import generation_pb2 as pb
 
 from .errors import invalid_field
@@ -132,6 +133,21 @@ def fill_chat(chat: pb.Chat, messages: Messages, options: Mapping[str, Any]) -> 
         _set(chat, "add_generation_prompt", options["add_generation_prompt"], "chat.add_generation_prompt")
     for name, value in (options.get("template_variables") or {}).items():
         chat.template_variables[name] = json.dumps(value)
+
+
+def explain_prefix_request(prompt: Prompt | Messages, cache_salt: str) -> cache_pb2.ExplainPrefixRequest:
+    """The question about a prompt's pages. Raises: InvalidRequestError."""
+    message = cache_pb2.ExplainPrefixRequest()
+    prefix = message.prefix
+    if isinstance(prompt, str):
+        prefix.text = prompt
+    elif prompt and not isinstance(prompt[0], int):
+        fill_chat(prefix.chat, cast(Messages, prompt), {})
+    else:
+        prefix.token_ids.SetInParent()
+        _extend(prefix.token_ids, "ids", prompt, "token_ids")
+    _set(prefix, "cache_salt", cache_salt, "cache_salt")
+    return message
 
 
 def prompt_options(options: Mapping[str, Any]) -> pb.PromptOptions:

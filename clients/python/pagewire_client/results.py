@@ -203,7 +203,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Requests, pages and tokens of a server, now and since its start."""
+    """Requests, pages and tokens of a server, now and since its start.
+
+    Of the prompt pages asked for in the prefix cache those that were neither hit nor evicted, diverged or salted were
+    cold; docs/api.md says what each means.
+    """
 
     num_requests_running: int
     num_requests_waiting: int
@@ -219,6 +223,33 @@ class Load:
     num_wasted_tokens: int
     num_steps: int
     num_link_faults: int
+    page_waste_ratio: float
+    num_asked_pages: int
+    num_hit_pages: int
+    num_evicted_pages: int
+    num_diverged_pages: int
+    num_salted_pages: int
+    num_tail_pages: int
+
+
+class PageStatus(Enum):
+    """Whether a page of a prompt is cached, and why not."""
+
+    HIT = "hit"
+    COLD = "cold"
+    EVICTED = "evicted"
+    SALTED = "salted"
+    DIVERGED = "diverged"
+    TAIL_NOT_FULL = "tail not full"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageExplanation:
+    """One page of a prompt. ``diverged_at``: the first token that differs, if it diverged."""
+
+    status: PageStatus
+    diverged_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_requests_running", "num_requests_waiting", "num_workers", "num_pages", "num_free_pages", "num_held_pages", "num_cached_pages", "num_preemptions", "num_computed_tokens", "num_output_tokens", "num_cached_tokens", "num_wasted_tokens", "num_steps", "num_link_faults", "page_waste_ratio", "num_asked_pages", "num_hit_pages", "num_evicted_pages", "num_diverged_pages")
+    __slots__ = ("num_requests_running", "num_requests_waiting", "num_workers", "num_pages", "num_free_pages", "num_held_pages", "num_cached_pages", "num_preemptions", "num_computed_tokens", "num_output_tokens", "num_cached_tokens", "num_wasted_tokens", "num_steps", "num_link_faults", "page_waste_ratio", "num_asked_pages", "num_hit_pages", "num_evicted_pages", "num_diverged_pages", "num_salted_pages", "num_tail_pages")
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,8 @@ class GetLoadResponse(_message.Message):
     NUM_HIT_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_EVICTED_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_DIVERGED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SALTED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TAIL_PAGES_FIELD_NUMBER: _ClassVar[int]
     num_requests_running: int
     num_requests_waiting: int
     num_workers: int
@@ -50,7 +52,9 @@ class GetLoadResponse(_message.Message):
     num_hit_pages: int
     num_evicted_pages: int
     num_diverged_pages: int
-    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., num_workers: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_held_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_link_faults: _Optional[int] = ..., page_waste_ratio: _Optional[float] = ..., num_asked_pages: _Optional[int] = ..., num_hit_pages: _Optional[int] = ..., num_evicted_pages: _Optional[int] = ..., num_diverged_pages: _Optional[int] = ...) -> None: ...
+    num_salted_pages: int
+    num_tail_pages: int
+    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., num_workers: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_held_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_link_faults: _Optional[int] = ..., page_waste_ratio: _Optional[float] = ..., num_asked_pages: _Optional[int] = ..., num_hit_pages: _Optional[int] = ..., num_evicted_pages: _Optional[int] = ..., num_diverged_pages: _Optional[int] = ..., num_salted_pages: _Optional[int] = ..., num_tail_pages: _Optional[int] = ...) -> None: ...
 
 class UpdateLimitsRequest(_message.Message):
     __slots__ = ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "max_queued_tokens", "scheduling_policy")

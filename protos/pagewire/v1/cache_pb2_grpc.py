@@ -100,7 +100,7 @@ class CacheServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExplainPrefix(self, request, context):
-        """Tells for each page of a prompt whether it is cached, and why not.
+        """Tells for each page of a prompt whether it is cached, and why not. INVALID_ARGUMENT as for a Generate with this prompt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

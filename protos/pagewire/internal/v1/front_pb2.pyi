@@ -164,7 +164,7 @@ class Scanned(_message.Message):
     def __init__(self, key: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Query(_message.Message):
-    __slots__ = ("query_id", "tenant", "load", "workers", "cancel_request_id", "get_request_id", "drain_ms", "explain_request_id")
+    __slots__ = ("query_id", "tenant", "load", "workers", "cancel_request_id", "get_request_id", "drain_ms", "explain_request_id", "explain_prefix")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,7 @@ class Query(_message.Message):
     GET_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_PREFIX_FIELD_NUMBER: _ClassVar[int]
     query_id: int
     tenant: str
     load: bool
@@ -181,7 +182,20 @@ class Query(_message.Message):
     get_request_id: str
     drain_ms: int
     explain_request_id: str
-    def __init__(self, query_id: _Optional[int] = ..., tenant: _Optional[str] = ..., load: _Optional[bool] = ..., workers: _Optional[bool] = ..., cancel_request_id: _Optional[str] = ..., get_request_id: _Optional[str] = ..., drain_ms: _Optional[int] = ..., explain_request_id: _Optional[str] = ...) -> None: ...
+    explain_prefix: PrefixQuestion
+    def __init__(self, query_id: _Optional[int] = ..., tenant: _Optional[str] = ..., load: _Optional[bool] = ..., workers: _Optional[bool] = ..., cancel_request_id: _Optional[str] = ..., get_request_id: _Optional[str] = ..., drain_ms: _Optional[int] = ..., explain_request_id: _Optional[str] = ..., explain_prefix: _Optional[_Union[PrefixQuestion, _Mapping]] = ...) -> None: ...
+
+class PrefixQuestion(_message.Message):
+    __slots__ = ("prompt_token_ids", "page_hashes", "root_hash", "unsalted_root")
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_HASHES_FIELD_NUMBER: _ClassVar[int]
+    ROOT_HASH_FIELD_NUMBER: _ClassVar[int]
+    UNSALTED_ROOT_FIELD_NUMBER: _ClassVar[int]
+    prompt_token_ids: bytes
+    page_hashes: bytes
+    root_hash: bytes
+    unsalted_root: bytes
+    def __init__(self, prompt_token_ids: _Optional[bytes] = ..., page_hashes: _Optional[bytes] = ..., root_hash: _Optional[bytes] = ..., unsalted_root: _Optional[bytes] = ...) -> None: ...
 
 class SchedulerToFrontFrame(_message.Message):
     __slots__ = ("session", "service", "tokens", "events", "replies", "refusal", "heartbeat", "logprobs")

@@ -1,0 +1,63 @@
+"""``ExplainPrefix`` through the whole product: the client, a front, the scheduler."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from pagewire_client import AsyncClient, InvalidRequestError, PageExplanation, PageStatus, UnavailableError
+from support.scripted_rows import Limits
+from support.scripted_stack import ScriptedStack
+
+HIT, COLD = PageExplanation(status=PageStatus.HIT), PageExplanation(status=PageStatus.COLD)
+TAIL, SALTED = PageExplanation(status=PageStatus.TAIL_NOT_FULL), PageExplanation(status=PageStatus.SALTED)
+EVICTED = PageExplanation(status=PageStatus.EVICTED)
+PROMPT = [*range(40)]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[ScriptedStack]:
+    with ScriptedStack() as running:
+        yield running
+
+
+def test_each_page_has_its_reason(stack: ScriptedStack) -> None:
+    client, before = stack.client, stack.load()
+    with stack.worker(Limits(num_pages=8, page_size=16)):
+        assert client.explain_prefix(PROMPT) == (COLD, COLD, TAIL)
+        client.generate(PROMPT, max_tokens=1)
+        assert client.explain_prefix(PROMPT) == (HIT, HIT, TAIL)
+        assert client.explain_prefix(PROMPT, cache_salt="mine") == (SALTED, SALTED, TAIL)
+        diverged = PageExplanation(status=PageStatus.DIVERGED, diverged_at=20)
+        assert client.explain_prefix([*range(20), 7, *range(30)]) == (HIT, diverged, COLD, TAIL)
+        client.generate([*range(100, 220)], max_tokens=1)
+        assert client.explain_prefix(PROMPT) == (EVICTED, EVICTED, TAIL)
+        after = client.load()
+        assert after.num_asked_pages - before.num_asked_pages == 9
+        assert after.num_tail_pages - before.num_tail_pages == 2
+
+
+def test_texts_and_chats_are_explained_too(stack: ScriptedStack) -> None:
+    client, chat = stack.client, [{"role": "user", "content": "hello, is anybody there?"}]
+    with stack.worker():
+        client.generate("a text of more than one page", max_tokens=1)
+        client.chat(chat, max_tokens=1)
+        assert client.explain_prefix("a text of more than one page")[0] == HIT
+        assert client.explain_prefix(chat)[0] == HIT
+
+
+def test_the_asynchronous_client_asks_the_same(stack: ScriptedStack) -> None:
+    async def ask() -> tuple[PageExplanation, ...]:
+        async with AsyncClient(stack.scheduler.target) as client:
+            return await client.explain_prefix([*range(200, 232)])
+
+    with stack.worker():
+        assert asyncio.run(ask()) == (COLD, COLD)
+
+
+def test_a_prompt_that_could_not_be_generated_from_is_refused(stack: ScriptedStack) -> None:
+    with pytest.raises(UnavailableError):
+        stack.client.explain_prefix([1])
+    with stack.worker():
+        for prompt in ([], [100_000], [1] * 600):
+            with pytest.raises(InvalidRequestError):
+                stack.client.explain_prefix(prompt)
