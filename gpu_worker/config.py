@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -33,6 +33,7 @@ class WorkerConfig(BaseSettings):
     model: Path = Field(description="Hugging Face directory with safetensors, or a .gguf file")
     tokenizer: Path | None = Field(None, description="directory with another tokenizer.json than the model's own")
     scheduler: str = Field(description="endpoint of the scheduler, ipc:///PATH or tcp://HOST:PORT")
+    zmq_curve_dir: Path | None = Field(None, description="directory of this worker's key and the scheduler's")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of weights and activations")
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: as --dtype")
@@ -66,6 +67,15 @@ class WorkerConfig(BaseSettings):
     @classmethod
     def _usable_endpoint(cls, value: str) -> str:
         return endpoint.usable(value)
+
+    @model_validator(mode="after")
+    def _encrypted(self) -> "WorkerConfig":
+        if self.zmq_curve_dir is None and endpoint.leaves_the_host(self.scheduler):
+            raise ValueError(
+                f"--scheduler '{self.scheduler}': not allowed without --zmq-curve-dir; allowed: ipc:///PATH, "
+                "tcp://127.0.0.1:PORT"
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -149,7 +159,9 @@ def _flag(name: str) -> str:
 def _one_line(error: ValidationError) -> str:
     """The first violation as ``--flag 'value': what is allowed``."""
     first = error.errors()[0]
-    name = str(first["loc"][0]) if first["loc"] else "configuration"
+    if not first["loc"]:
+        return str(first["msg"]).removeprefix("Value error, ")
+    name = str(first["loc"][0])
     label = "MODEL" if name == "model" else _flag(name)
     if first["type"] == "missing":
         return f"{label} is needed"

@@ -17,9 +17,21 @@ def usable(endpoint: str) -> str:
     """The endpoint to connect to. Raises ValueError saying what is allowed."""
     if endpoint.startswith(_IPC) and len(endpoint) > len(_IPC):
         return _shortened(endpoint)
-    if endpoint.startswith(_TCP) and _is_loopback(endpoint.removeprefix(_TCP)):
+    host, _, port = endpoint.removeprefix(_TCP).rpartition(":")
+    if endpoint.startswith(_TCP) and host and port.isascii() and port.isdigit():
         return endpoint
-    raise ValueError("ipc:///PATH or tcp://127.0.0.1:PORT (links beyond this machine are not encrypted yet)")
+    raise ValueError("ipc:///PATH or tcp://HOST:PORT")
+
+
+def leaves_the_host(endpoint: str) -> bool:
+    """Whether a link to it can be read on a network."""
+    if not endpoint.startswith(_TCP):
+        return False
+    host = endpoint.removeprefix(_TCP).rpartition(":")[0]
+    try:
+        return host != "localhost" and not ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return True
 
 
 def _shortened(endpoint: str) -> str:
@@ -28,13 +40,3 @@ def _shortened(endpoint: str) -> str:
         return endpoint
     name = hashlib.sha256(path).hexdigest()[:32]
     return f"{_IPC}{Path('/tmp') / f'pagewire-{os.getuid()}' / name}.sock"
-
-
-def _is_loopback(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    if not port.isascii() or not port.isdigit():
-        return False
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

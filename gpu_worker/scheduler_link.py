@@ -25,6 +25,7 @@ import zmq
 
 from gpu_worker import codec
 from gpu_worker.batch_plan import BatchPlan, StepResult
+from gpu_worker.curve import CurveKeys
 from gpu_worker.errors import PlanRefusedError
 from gpu_worker.published_pages import Inventory
 from gpu_worker.worker_card import WorkerCard
@@ -94,8 +95,15 @@ class _Close:
 class SchedulerLink:
     """Events come out of ``events`` in the order they happened; all methods may be called from any thread."""
 
-    def __init__(self, endpoint: str, card: WorkerCard, events: "queue.SimpleQueue[LinkEvent]") -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        card: WorkerCard,
+        events: "queue.SimpleQueue[LinkEvent]",
+        keys: CurveKeys | None = None,
+    ) -> None:
         self._endpoint = endpoint
+        self._keys = keys
         self._card = card
         self._events = events
         self._outgoing: collections.deque[_Greet | _Close | StepResult] = collections.deque()
@@ -129,7 +137,7 @@ class SchedulerLink:
 
     def _run(self) -> None:
         try:
-            _LinkLoop(self._endpoint, self._outgoing, self._wake_fd, self._events.put).run()
+            _LinkLoop(self._endpoint, self._keys, self._outgoing, self._wake_fd, self._events.put).run()
         except Exception as error:
             structlog.get_logger().exception("scheduler link failed")
             self._events.put(Stop(reason=f"the link's thread failed: {error}", failure=True))
@@ -141,6 +149,7 @@ class _LinkLoop:
     def __init__(
         self,
         endpoint: str,
+        keys: CurveKeys | None,
         outgoing: "collections.deque[_Greet | _Close | StepResult]",
         wake_fd: int,
         emit: Callable[[LinkEvent], None],
@@ -150,7 +159,7 @@ class _LinkLoop:
         self._emit = emit
         self._log = structlog.get_logger()
         self._context = zmq.Context()
-        self._socket = _connect(self._context, endpoint)
+        self._socket = _connect(self._context, endpoint, keys)
         self._state = _State.IDLE
         self._hello = b""
         self._session = 0
@@ -314,7 +323,7 @@ class _LinkLoop:
             self._unsent.popleft()
 
 
-def _connect(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> "zmq.Socket[bytes]":
+def _connect(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, keys: CurveKeys | None) -> "zmq.Socket[bytes]":
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -322,5 +331,8 @@ def _connect(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> "zmq.S
     socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a scheduler that is not there
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+    if keys is not None:
+        keys.guard(socket)
     socket.connect(endpoint)
     return socket

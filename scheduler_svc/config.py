@@ -39,7 +39,8 @@ class SchedulerConfig(BaseSettings):
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(9464, description="reserved for metrics")
     health_port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="health alone, on any interface; 0: none")
     front_processes: Annotated[int, Field(ge=1, le=64)] = Field(1, description="front processes")
-    worker_endpoint: str = Field("", description="where workers connect: ipc://PATH or tcp://LOOPBACK:PORT")
+    worker_endpoint: str = Field("", description="where workers connect: ipc://PATH or tcp://ADDRESS:PORT")
+    zmq_curve_dir: Path | None = Field(None, description="keys of the worker endpoint, made if not there")
     max_num_batched_tokens: Count = Field(8192, description="most tokens a step; a worker may have less")
     max_num_seqs: Count = Field(256, description="most requests running on a worker; a worker may have less")
     max_model_len: Count | None = Field(None, description="most tokens of a request; the model's if not given")
@@ -86,9 +87,11 @@ class SchedulerConfig(BaseSettings):
 
     @field_validator("worker_endpoint")
     @classmethod
-    def _local_endpoint(cls, value: str) -> str:
-        if value and not value.startswith("ipc://") and not _is_loopback_tcp(value):
-            raise ValueError("ipc://PATH or tcp://127.0.0.1:PORT (links beyond this machine are not encrypted yet)")
+    def _endpoint(cls, value: str) -> str:
+        port = value.rpartition(":")[2]
+        is_tcp = value.startswith("tcp://") and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+        if value and not is_tcp and not value.startswith("ipc://"):
+            raise ValueError("must be ipc://PATH or tcp://ADDRESS:PORT")
         return value
 
     @field_validator("tenant_weights", mode="before")
@@ -111,6 +114,15 @@ class SchedulerConfig(BaseSettings):
             )
         if self.internal_port == self.port:
             raise ValueError(f"--internal-port {self.internal_port}: must differ from --port")
+        return self
+
+    @model_validator(mode="after")
+    def _encrypted(self) -> "SchedulerConfig":
+        address = self.worker_endpoint.removeprefix("tcp://").rpartition(":")[0]
+        if self.zmq_curve_dir is None and self.worker_endpoint.startswith("tcp://") and not _is_loopback(address):
+            raise ValueError(
+                f"--worker-endpoint {self.worker_endpoint}: a link beyond this machine needs --zmq-curve-dir"
+            )
         return self
 
     @model_validator(mode="after")
@@ -245,8 +257,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def _is_loopback_tcp(endpoint: str) -> bool:
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    return endpoint.startswith("tcp://") and port.isascii() and port.isdigit() and _is_loopback(host)

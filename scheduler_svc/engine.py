@@ -11,6 +11,7 @@ waited was read.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 import zmq
@@ -19,6 +20,7 @@ from scheduler_svc import codec
 from scheduler_svc.core.errors import CoreError, InvariantViolation
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Admitted, CoreConfig, EndReason, StepId, WorkerId
+from scheduler_svc.curve import Doorman
 from scheduler_svc.front_desk import FrontDesk
 from scheduler_svc.front_link import FrontLink, FrontLinkEvent, FrontLost
 from scheduler_svc.messages import FrontMessage, Query, Service
@@ -46,6 +48,8 @@ class EngineSettings:
     worker_timeout_seconds: float = 3.0
     front_timeout_seconds: float = 3.0
     heartbeat_seconds: float = 0.5
+    curve_dir: Path | None = None
+    """Keys of the worker endpoint; None: it is not encrypted."""
     trace_file: TraceFile | None = None
     """Gets every call of the core; closed with the engine."""
 
@@ -310,7 +314,9 @@ class Engine:
         )
 
     def _bind(self) -> tuple[Router, Router]:
-        worker_router = Router(self._context, self._settings.worker_endpoint, _WORKER_HIGH_WATER)
+        curve_dir = self._settings.curve_dir
+        doorman = None if curve_dir is None else Doorman(self._context, curve_dir)
+        worker_router = Router(self._context, self._settings.worker_endpoint, _WORKER_HIGH_WATER, doorman)
         try:
             front_router = Router(self._context, self._settings.front_endpoint, _FRONT_HIGH_WATER)
         except Exception:

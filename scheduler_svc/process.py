@@ -14,7 +14,7 @@ from types import FrameType
 
 import structlog
 
-from scheduler_svc import run_dir
+from scheduler_svc import curve, run_dir
 from scheduler_svc.children import FrontFailed, Fronts
 from scheduler_svc.config import SchedulerConfig, runtime_dir
 from scheduler_svc.core.types import CoreConfig, SchedulingPolicy
@@ -43,8 +43,9 @@ class SchedulerProcess:
         self._worker_endpoint = run_dir.shortened(config.worker_endpoint) if config.worker_endpoint else worker_socket
         key_file = config.prefix_hash_key_file
         hash_key = run_dir.hash_key(key_file or state_dir / "hash.key", make=key_file is None)
-        for endpoint in self._endpoints:
-            run_dir.claim(endpoint)
+        if config.zmq_curve_dir is not None:
+            curve.ensure_keys(config.zmq_curve_dir)
+        self._claims = [run_dir.claim(endpoint) for endpoint in self._endpoints]
         self._engine = Engine(self._engine_settings(hash_key))
         for endpoint in self._endpoints:
             run_dir.close_to_others(endpoint)
@@ -76,6 +77,9 @@ class SchedulerProcess:
             self._engine.close("it was asked to")
             for endpoint in self._endpoints:
                 run_dir.remove(endpoint)
+            for lock in self._claims:
+                if lock is not None:
+                    lock.close()
         self._log.info("stopped")
 
     @property
@@ -93,6 +97,7 @@ class SchedulerProcess:
             front_endpoint=self._front_endpoint,
             hash_key=hash_key,
             worker_timeout_seconds=config.worker_timeout_seconds,
+            curve_dir=config.zmq_curve_dir,
             trace_file=None if config.trace_file is None else TraceFile(config.trace_file),
             core=CoreConfig(
                 max_num_batched_tokens=config.max_num_batched_tokens,

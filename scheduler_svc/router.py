@@ -12,6 +12,8 @@ from typing import NewType
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from scheduler_svc.curve import Doorman
+
 Peer = NewType("Peer", bytes)
 """ZeroMQ's name of one connection."""
 
@@ -36,9 +38,19 @@ class EndpointError(OSError):
 
 
 class Router:
-    """``send_high_water`` frames wait for a peer that does not read; ``poll_sockets`` wake a poller for ``receive``."""
+    """``send_high_water`` frames wait for a peer that does not read; ``poll_sockets`` wake a poller for ``receive``.
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, send_high_water: int) -> None:
+    With a ``doorman``, which is the router's from then on, peers speak CURVE and must be on its list.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        endpoint: str,
+        send_high_water: int,
+        doorman: Doorman | None = None,
+    ) -> None:
+        self._doorman = doorman
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -46,6 +58,9 @@ class Router:
         self._socket.setsockopt(zmq.RCVHWM, _RECEIVE_HIGH_WATER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        if doorman is not None:
+            doorman.guard(self._socket)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._descriptors: dict[Peer, int] = {}
         self._peers: dict[int, Peer] = {}
@@ -56,8 +71,8 @@ class Router:
             raise EndpointError(f"cannot listen on {endpoint}: {error.strerror}") from error
 
     @property
-    def poll_sockets(self) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
-        return self._socket, self._monitor
+    def poll_sockets(self) -> "list[zmq.Socket[bytes]]":
+        return [self._socket, self._monitor] + ([] if self._doorman is None else [self._doorman.socket])
 
     def receive(self, limit: int) -> Iterator[tuple[Peer, list[bytes] | None]]:
         """Up to ``limit`` waiting messages as their parts; None says that the peer's connection ended.
@@ -65,6 +80,8 @@ class Router:
         A message that tells no descriptor is dropped: it came over an older ZeroMQ protocol, which none of ours speak
         and almost any bytes look like (another protocol's client, a port scan).
         """
+        if self._doorman is not None:
+            self._doorman.answer()
         for _ in range(limit):
             try:
                 parts = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -94,6 +111,8 @@ class Router:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()
+        if self._doorman is not None:
+            self._doorman.close()
 
     def _learn(self, peer: Peer, descriptor: int) -> Iterator[tuple[Peer, None]]:
         # The name or the descriptor may have been an older connection's: its end comes before the new one's messages.

@@ -2,10 +2,12 @@
 
 Everything in it is for its owner alone: the directory is 0700, files are 0600, and a directory that belongs to someone
 else or is open to others is refused. Socket paths are limited to about 107 bytes by the kernel: a longer one is
-replaced by a name made of its digest, which both ends of a link compute alike.
+replaced by a name made of its digest, which both ends of a link compute alike. Who listens on a socket holds a lock
+beside it: of two that start at the same moment one is told that the other is there.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
@@ -13,6 +15,7 @@ import socket
 import stat
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 KEY_BYTES = 32
 MAX_PATH_BYTES = 100
@@ -61,23 +64,49 @@ def shortened(endpoint: str) -> str:
     return f"{_IPC}{_own_directory() / name}.sock"
 
 
-def claim(endpoint: str) -> None:
+def claim(endpoint: str) -> BinaryIO | None:
     """Makes room for a socket: its directory exists and is private, what a dead process left is removed.
+
+    The lock that comes back is held until it is closed or the process ends; None for an endpoint without a path.
 
     Raises: RunDirError: a living process listens there, or the path cannot be used.
     """
     if not endpoint.startswith(_IPC):
-        return
+        return None
     path = Path(endpoint.removeprefix(_IPC))
     if not path.parent.exists() or path.parent == _own_directory():
         prepare(path.parent)
-    if not path.exists():
-        return
-    if not path.is_socket():
-        raise RunDirError(f"{path}: is there and is no socket")
-    if _is_listened_to(path):
-        raise RunDirError(f"{path}: another scheduler listens there; stop it or choose another --port or --state-dir")
-    path.unlink(missing_ok=True)
+    lock = _lock(path)
+    try:
+        if path.exists():
+            if not path.is_socket():
+                raise RunDirError(f"{path}: is there and is no socket")
+            if _is_listened_to(path):
+                raise _taken(path)
+            path.unlink(missing_ok=True)
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def _lock(path: Path) -> BinaryIO:
+    """The file stays for ever: removing it would let two processes lock two files of one name."""
+    try:
+        lock = path.with_name(f"{path.name}.lock").open("ab")
+    except OSError as error:
+        raise RunDirError(f"{path}: {error.strerror}") from error
+    os.fchmod(lock.fileno(), 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise _taken(path) from None
+    return lock
+
+
+def _taken(path: Path) -> RunDirError:
+    return RunDirError(f"{path}: another scheduler listens there; stop it or choose another --port or --state-dir")
 
 
 def close_to_others(endpoint: str) -> None:

@@ -90,6 +90,8 @@ class Options:
     heartbeats: bool = True
     silence_seconds: float = SILENCE_SECONDS
     """A scheduler that says nothing for so long is gone."""
+    keys: Any = None
+    """gpu_worker's CurveKeys; None: the link is not encrypted."""
     steps_before_hold: int | None = None
     """So many steps are answered, then answers wait until this is raised or None."""
 
@@ -166,6 +168,8 @@ class ScriptedWorker:
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        if self.options.keys is not None:
+            self.options.keys.guard(self._socket)
         self._socket.connect(self._endpoint)
         try:
             while not self._stopping.is_set():

@@ -50,11 +50,29 @@ def test_a_stale_socket_is_replaced_and_a_living_one_refused(tmp_path: Path) -> 
         with pytest.raises(RunDirError, match=r"worker\.sock.*another scheduler"):
             run_dir.claim(endpoint)
     assert path.exists()
-    run_dir.claim(endpoint)
+    lock = run_dir.claim(endpoint)
+    assert lock is not None
+    lock.close()
     assert not path.exists()
     path.write_text("a file")
     with pytest.raises(RunDirError, match="no socket"):
         run_dir.claim(endpoint)
+
+
+def test_of_two_that_start_at_once_one_is_refused(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/worker.sock"
+    lock, other = run_dir.claim(endpoint), run_dir.claim(f"ipc://{tmp_path}/front.sock")
+    assert lock is not None
+    assert other is not None
+    with pytest.raises(RunDirError, match="another scheduler"):  # though nobody listens yet
+        run_dir.claim(endpoint)
+    lock.close()
+    other.close()
+    again = run_dir.claim(endpoint)
+    assert again is not None
+    again.close()
+    assert (tmp_path / "worker.sock.lock").stat().st_mode & 0o777 == 0o600
+    assert run_dir.claim("tcp://127.0.0.1:5") is None
 
 
 def test_the_hash_key_is_made_once(tmp_path: Path) -> None:

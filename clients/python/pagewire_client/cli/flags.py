@@ -80,6 +80,7 @@ FLAGS: tuple[Flag, ...] = (
             "max-num-batched-tokens": "most tokens a step (default 8192, on a CPU 512)",
             "max-num-seqs": "most requests running at once, a worker (default 256, on a CPU 64)",
             "max-model-len": "largest prompt and output together (default: the model's)",
+            "zmq-curve-dir": "keys of the link between scheduler and workers, for other machines",
             "log-format": "text or json",
             "config": "YAML file with any of these settings",
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 from types import FrameType
 
@@ -42,6 +43,11 @@ def replay(context: typer.Context) -> None:
     _become(["-m", "scheduler_svc.replay", *context.args])
 
 
+def keys(context: typer.Context) -> None:
+    """Make the keys of encrypted links to workers: DIR [WORKER]; it takes the place of this process."""
+    _become(["-m", "scheduler_svc.curve_keys", *context.args])
+
+
 def serve(context: typer.Context) -> None:
     """Start scheduler and worker(s) on this machine: [MODEL] [FLAGS]. Ctrl-C drains."""
     parsed = parse(context.args, flags_of(*Role), takes_model=True)
@@ -49,6 +55,8 @@ def serve(context: typer.Context) -> None:
     _check_port(settings.host, settings.port, "port")
     if settings.internal_port:
         _check_port("127.0.0.1", settings.internal_port, "internal-port")
+    if settings.zmq_curve_dir is not None:
+        _make_keys(settings.zmq_curve_dir)
     model = local_model(settings.model)
     places = ["--host", settings.host, "--port", str(settings.port), "--internal-port", str(settings.internal_port)]
     meeting = ["--worker-endpoint", settings.worker_endpoint, *settings.patience]
@@ -90,6 +98,15 @@ def _say(line: str) -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _make_keys(directory: str) -> None:
+    """Before anything starts: the workers need them as soon as the scheduler does."""
+    made = subprocess.run(
+        [sys.executable, "-m", "scheduler_svc.curve_keys", directory], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        raise UsageError(made.stderr.strip().removeprefix("keys: "))
 
 
 def _become(arguments: list[str]) -> None:

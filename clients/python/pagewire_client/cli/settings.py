@@ -29,6 +29,7 @@ class ServeSettings:
     worker_endpoint: str
     num_workers: int
     drain_seconds: float
+    zmq_curve_dir: str | None
     patience: tuple[str, ...]
     model: str | None
 
@@ -60,6 +61,7 @@ def serve_settings(parsed: Parsed) -> ServeSettings:
         worker_endpoint=sources.text("worker-endpoint") or f"ipc://{state_dir}/worker-{port}.sock",
         num_workers=sources.integer("num-workers", 1, 1, 64),
         drain_seconds=sources.seconds("drain-seconds", 30.0, 86400.0),
+        zmq_curve_dir=sources.text("zmq-curve-dir"),
         patience=() if sources.text("worker-lost-seconds") else RESTART_PATIENCE,
         model=parsed.model or sources.text("model"),
     )
