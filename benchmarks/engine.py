@@ -88,6 +88,14 @@ def _alive(pid: int) -> bool:
     return state != "Z"
 
 
+def last_lines(log: Path, count: int = 25) -> str:
+    """The end of a log, for an error's text."""
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
+    except OSError:
+        return ""
+
+
 def say(text: str) -> None:
     """Progress, on stderr so that stdout stays a result."""
     print(text, file=sys.stderr, flush=True)

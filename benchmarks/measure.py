@@ -2,8 +2,9 @@
 
 Definitions. TTFT: first token received minus request sent. TPOT: (last token minus first token) / (tokens - 1), a
 request. ITL: every gap between messages that carry tokens; a message of several tokens counts once, so the tokens per
-message stand beside it. Output tokens/s: all output tokens / wall time. A run is disturbed when other processes used a
-noticeable share of the machine, so their CPU seconds stand in every row.
+message stand beside it. Output tokens/s: all output tokens / wall time; of watched streams, theirs / the time until the
+last of them ended. Goodput: requests a second that met both GOOD_TTFT_S and GOOD_TPOT_S. A run is disturbed when other
+processes used a noticeable share of the machine, so their CPU seconds stand in every row.
 """
 
 import os
@@ -20,6 +21,7 @@ from benchmarks.workloads import Workload
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
+GOOD_TTFT_S, GOOD_TPOT_S = 0.2, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,14 @@ class StreamTimes:
     def num_tokens(self) -> int:
         return sum(count for _, count in self.messages)
 
+    @property
+    def ttft_s(self) -> float:
+        return self.messages[0][0] - self.sent
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.messages[-1][0] - self.messages[0][0]) / max(1, self.num_tokens - 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -44,6 +54,8 @@ class Outcome:
     num_output_tokens: int
     num_cached_tokens: int | None = None
     streams: Sequence[StreamTimes] = ()
+    first_token_s: float | None = None
+    """Least time of the workload's requests for a first token alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +78,9 @@ class Row:
     own_cpu_s: float
     other_cpu_s: float
     settings: str = ""
+    quantization: str = ""
+    floor_share: float | None = None
+    """What bytes and operations alone would take, over what it took; of whole workloads on a GPU."""
 
 
 @dataclass(slots=True)
@@ -141,29 +156,34 @@ def figures(workload: Workload, outcome: Outcome) -> dict[str, tuple[float, str]
     made = {
         "output_tokens_per_s": (outcome.num_output_tokens / wall, "tok/s"),
         "total_tokens_per_s": ((workload.num_prompt_tokens + outcome.num_output_tokens) / wall, "tok/s"),
-        "requests_per_s": (len(workload.prompts) / wall, "1/s"),
+        "requests_per_s": (len(workload.requests) / wall, "1/s"),
         "time": (wall, "s"),
     }
     if outcome.num_cached_tokens is not None:
         made["cached_tokens"] = (float(outcome.num_cached_tokens), "tok")
+    if outcome.first_token_s is not None:
+        made["ttft"] = (outcome.first_token_s * 1e3, "ms")
+        made["tpot"] = ((wall - outcome.first_token_s) / (outcome.num_output_tokens - 1) * 1e3, "ms")
     if outcome.streams:
-        made.update(_stream_figures(outcome.streams))
+        watched = outcome.streams[: workload.num_watched or None]
+        made.update(_stream_figures(watched))
+        if workload.num_watched:
+            seconds = max(each.messages[-1][0] for each in watched) - min(each.sent for each in watched)
+            made["output_tokens_per_s"] = (sum(each.num_tokens for each in watched) / seconds, "tok/s")
+        good = sum(each.ttft_s <= GOOD_TTFT_S and each.tpot_s <= GOOD_TPOT_S for each in outcome.streams)
+        made["goodput"] = (good / wall, "1/s")
     return made
 
 
 def _stream_figures(streams: Sequence[StreamTimes]) -> dict[str, tuple[float, str]]:
     answered = [stream for stream in streams if stream.messages]
-    ttft = [stream.messages[0][0] - stream.sent for stream in answered]
+    ttft = [stream.ttft_s for stream in answered]
     gaps = [
         after[0] - before[0]
         for stream in answered
         for before, after in zip(stream.messages, stream.messages[1:], strict=False)
     ]
-    tpot = [
-        (stream.messages[-1][0] - stream.messages[0][0]) / (stream.num_tokens - 1)
-        for stream in answered
-        if stream.num_tokens > 1
-    ]
+    tpot = [stream.tpot_s for stream in answered if stream.num_tokens > 1]
     made: dict[str, tuple[float, str]] = {}
     for name, values in (("ttft", ttft), ("tpot", tpot), ("itl", gaps)):
         if values:
@@ -207,4 +227,6 @@ def as_json(row: Row) -> dict[str, object]:
     for key in ("wall_s", "own_cpu_s", "other_cpu_s"):
         values[key] = round(values[key], 3)
     values["value"] = float(f"{row.value:.6g}")
+    if row.floor_share is not None:
+        values["floor_share"] = round(row.floor_share, 3)
     return values

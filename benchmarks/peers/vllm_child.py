@@ -1,25 +1,31 @@
-"""vLLM's offline engine behind the lines of `child`; runs under vLLM's own Python."""
+"""vLLM's offline engine behind the lines of `child`; runs under vLLM's own Python.
 
-import argparse
+Its argument is a JSON list of the model and the engine's arguments.
+"""
+
+import json
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.peers.child import Generate, serve
+from benchmarks.peers.child import Generate, Requests, serve
 
 
-def start(model: str, dtype: str) -> tuple[Generate, str, str]:
+def start(model: str, settings: Mapping[str, Any]) -> tuple[Generate, str, str]:
     """Loads the model as `LLM` users do; prefix caching is on, as by default."""
     import vllm  # type: ignore[import-not-found]
     from vllm import LLM, SamplingParams
 
-    settings = {"dtype": dtype, "max_model_len": 2048, "max_num_seqs": 64, "enable_prefix_caching": True}
-    engine = LLM(model, **settings)
+    engine = LLM(model, skip_tokenizer_init=True, **settings)
 
-    def generate(prompts: Sequence[Sequence[int]], max_tokens: int) -> dict[str, Any]:
+    def generate(requests: Requests, temperature: float) -> dict[str, Any]:
         engine.reset_prefix_cache()
-        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        sampling = [
+            SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True, detokenize=False)
+            for _, count in requests
+        ]
+        inputs = [{"prompt_token_ids": prompt} for prompt, _ in requests]
         began = time.perf_counter()
         results = engine.generate(inputs, sampling, use_tqdm=False)
         wall = time.perf_counter() - began
@@ -33,11 +39,8 @@ def start(model: str, dtype: str) -> tuple[Generate, str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--dtype", required=True)
-    arguments = parser.parse_args()
-    serve(lambda: start(arguments.model, arguments.dtype))
+    model, settings = json.loads(sys.argv[1])
+    serve(lambda: start(model, settings))
 
 
 if __name__ == "__main__":

@@ -3,15 +3,20 @@
 import hashlib
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.compare import Ratio, record
+from benchmarks.compare import Comparison, Ratio, record
 from benchmarks.gpu_shapes import Floor
-from benchmarks.gpu_workloads import fixed, ragged, shared_prefix
-from benchmarks.measure import CpuMeter, Outcome, Row, StreamTimes, figures, percentile
-from benchmarks.options import workload_names
+from benchmarks.gpu_workloads import fixed, gpu_workload, ragged, served, shared_prefix
+from benchmarks.measure import CpuMeter, Outcome, Row, StreamTimes, as_json, figures, percentile
+from benchmarks.options import Workloads
+from benchmarks.report import BEGIN, END, render
+from benchmarks.run import Measurement
+from benchmarks.targets import target
 from benchmarks.workloads import NAMES, Workload, workload
 
 DIGEST = "afa372ee0f7736cebfaa456109af1961199b828e49266b9d7aa8c40f1356494d"
@@ -23,7 +28,7 @@ def test_workloads_never_change() -> None:
     """Figures of different times and engines are comparable only while these stay as they are."""
     prompts = [[list(prompt) for prompt in workload(name).prompts] for name in NAMES]
     assert hashlib.sha256(json.dumps(prompts).encode()).hexdigest() == DIGEST
-    sizes = [(len(work.prompts), work.max_tokens, work.num_clients) for work in map(workload, NAMES)]
+    sizes = [(len(work.prompts), work.requests[0][1], work.num_clients) for work in map(workload, NAMES)]
     assert sizes == [(64, 128, 0), (16, 128, 0), (4, 128, 1), (32, 32, 0), (48, 128, 16)]
 
 
@@ -46,11 +51,22 @@ def test_repetitions_of_the_shared_prefix_share_it() -> None:
 
 def test_gpu_workloads_never_change() -> None:
     works = [fixed(2, 5, 3, seed=6), ragged(0), shared_prefix(8)]
-    text = json.dumps([[list(request) for request in work.requests] for work in works])
+    text = json.dumps([[list(request) for request in requests] for requests in works])
     assert hashlib.sha256(text.encode()).hexdigest() == GPU_DIGEST
-    assert [work.num_output_tokens for work in works] == [6, 137723, 4096]
-    assert sum(count for _, count in ragged(7).requests) == 137723
-    assert works[2].requests[0][0][:2048] == works[2].requests[63][0][:2048]
+    assert [sum(count for _, count in requests) for requests in works] == [6, 137723, 4096]
+    assert sum(count for _, count in ragged(7)) == 137723
+    assert works[2][0][0][:2048] == works[2][63][0][:2048]
+    assert gpu_workload("b64", 0).requests == fixed(64, 1024, 256, seed=6)
+
+
+def test_streams_come_by_a_clock_or_when_others_end() -> None:
+    mix, some = gpu_workload("longmix", 0), gpu_workload("open", 3, open_rate=50.0)
+    assert (mix.num_watched, len(mix.requests), mix.arrivals[-1]) == (64, 76, 6.0)
+    assert {(len(prompt), count) for prompt, count in mix.requests} == {(128, 1024), (8192, 256)}
+    assert some.arrivals == gpu_workload("open", 3, open_rate=50.0).arrivals
+    assert len(some.arrivals) == 400
+    assert some.arrivals[-1] == pytest.approx(8, rel=0.2)
+    assert gpu_workload("serve64", 0).requests == served(256, 512, 128, seed=11)
 
 
 def test_the_floor_counts_weights_keys_and_values() -> None:
@@ -71,7 +87,7 @@ def test_percentiles_interpolate() -> None:
 
 
 def test_stream_figures_follow_their_definitions() -> None:
-    work = Workload(name="X", what="", prompts=[[17] * 10], max_tokens=7, num_clients=1)
+    work = Workload(name="X", what="", requests=[([17] * 10, 7)], num_clients=1)
     stream = StreamTimes(sent=1.0, messages=[(1.5, 1), (1.7, 4), (2.1, 2)])
     made = figures(work, Outcome(wall_s=2.0, outputs=[[]], num_output_tokens=7, streams=[stream]))
     assert made["ttft_p50"] == (pytest.approx(500), "ms")
@@ -80,6 +96,27 @@ def test_stream_figures_follow_their_definitions() -> None:
     assert made["tokens_per_message"] == (pytest.approx(7 / 3), "tok")
     assert made["output_tokens_per_s"] == (pytest.approx(3.5), "tok/s")
     assert made["total_tokens_per_s"] == (pytest.approx(8.5), "tok/s")
+    assert made["goodput"] == (0.0, "1/s")  # the first token came after 500 ms
+
+
+def test_watched_streams_count_alone() -> None:
+    streams = [
+        StreamTimes(sent=1.0, messages=[(1.1, 1), (1.14, 1), (2.0, 2)]),
+        StreamTimes(sent=0.0, messages=[(5.0, 4)]),
+    ]
+    work = Workload(name="X", what="", requests=[([17], 4)] * 2, arrivals=[0.0, 0.5], num_watched=1)
+    made = figures(work, Outcome(wall_s=5.0, outputs=[], num_output_tokens=8, streams=streams))
+    assert made["output_tokens_per_s"] == (pytest.approx(4), "tok/s")
+    assert made["itl_p99"][0] < 900
+    assert made["ttft_p99"] == (pytest.approx(100), "ms")
+
+
+def test_a_request_of_one_token_tells_the_time_to_the_first() -> None:
+    work = gpu_workload("b1", 0)
+    assert [(len(prompt), count) for prompt, count in work.first_token_requests] == [(512, 1)] * 3
+    outcome = Outcome(wall_s=2.57, outputs=[], num_output_tokens=257, first_token_s=0.01)
+    made = figures(work, outcome)
+    assert (made["ttft"][0], made["tpot"][0]) == (pytest.approx(10), pytest.approx(10))
 
 
 def test_cpu_seconds_of_this_process_are_its_own() -> None:
@@ -97,16 +134,16 @@ def test_a_ratio_tells_median_and_spread() -> None:
     assert line == "| A | output_tokens_per_s | 1.000 | 0.500 to 2.000 | 3 |"
 
 
-def test_rows_are_appended_to_the_record(tmp_path: Path) -> None:
-    row = Row(
-        engine="e",
+def row(engine: str, value: float, repetition: int = 0) -> Row:
+    return Row(
+        engine=engine,
         version="1",
-        model="m",
+        model="llama-8b",
         dtype="bfloat16",
-        workload="A",
-        repetition=0,
+        workload="prefix64",
+        repetition=repetition,
         metric="time",
-        value=1.23456789,
+        value=value,
         unit="s",
         commit="c",
         date="d",
@@ -114,16 +151,50 @@ def test_rows_are_appended_to_the_record(tmp_path: Path) -> None:
         wall_s=1.0,
         own_cpu_s=2.0,
         other_cpu_s=0.0,
+        quantization="bfloat16",
+        floor_share=0.5,
     )
+
+
+def test_rows_are_appended_to_the_record(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "cpu.json"
-    record([row], path)
-    record([row, row], path)
+    one = as_json(row("e", 1.23456789))
+    record([one], path)
+    record([one, one], path)
     kept = json.loads(path.read_text(encoding="utf-8"))
     assert len(kept) == 3
     assert kept[0]["value"] == 1.23457
 
 
+@dataclass
+class Named:
+    """As much of an engine as a summary needs."""
+
+    name: str
+
+
+def test_medians_ratios_and_verdicts_reach_the_page() -> None:
+    both: Any = (Named("pagewire"), Named("vllm"))
+    comparison = Comparison(both, Workloads(("prefix64",)), Measurement())
+    for repetition, (ours, theirs) in enumerate([(0.5, 1.0), (0.6, 0.8), (0.6, 1.0)]):
+        comparison.rows += [row("pagewire", ours, repetition), row("vllm", theirs, repetition)]
+    summary = comparison.summary()
+    assert [(each["engine"], each["value"], each["ratio"]) for each in summary] == [
+        ("pagewire", 0.6, 0.6),
+        ("vllm", 1.0, None),
+    ]
+    page = render(f"before\n{BEGIN}\nold\n{END}\nafter\n", summary)
+    line = "| prefix64 | time | 0.6 s | 1 s | 0.600 (0.500 to 0.750, 3) | ≤ 0.70: not decided | 0.50 |"
+    assert line in page.splitlines()
+    assert "old" not in page
+    aim = target("llama-8b", "prefix64", "time")
+    assert aim is not None
+    assert (aim.verdict([0.5, 0.6]), aim.verdict([0.8])) == ("met", "missed")
+
+
 def test_workload_names_are_checked() -> None:
-    assert workload_names("a, D") == ["A", "D"]
-    with pytest.raises(Exception, match="choose among"):
-        workload_names("A,Z")
+    assert Workloads.parse("a, D").names == ("A", "D")
+    assert Workloads.parse("b1,serve64").on_gpu
+    for wrong in ("A,Z", "A,b1", ""):
+        with pytest.raises(Exception, match="choose among"):
+            Workloads.parse(wrong)

@@ -1,4 +1,4 @@
-"""transformers' continuous batching on the CPU, offline workloads only, in a process of its own."""
+"""transformers' continuous batching, offline workloads only, in a process of its own."""
 
 import os
 import signal
@@ -13,36 +13,46 @@ from benchmarks.peers.process import ChildEngine
 from benchmarks.workloads import Workload
 
 
-class TransformersCpu:
+class Transformers:
     """Started by the first workload."""
 
     name = "transformers"
 
-    def __init__(self, model: str, dtype: str) -> None:
+    def __init__(self, model: str, dtype: str, *, on_cpu: bool = True) -> None:
         self.model, self.dtype = model, dtype
         self.version = version("transformers")
         self.settings = "continuous batching"
         self.log = Path(tempfile.gettempdir()) / f"pagewire-bench-transformers-{os.getpid()}.log"
+        self._on_cpu = on_cpu
         self._child: ChildEngine | None = None
 
     def roots(self) -> list[int]:
         return [self._child.process.pid] if self._child else []
 
-    def run(self, workload: Workload) -> Outcome:
-        if workload.num_clients:
-            raise EngineError("transformers has no server for streams: it runs A, B and D")
+    def start(self, *, is_served: bool) -> None:
+        """Begins to start."""
+        if is_served:
+            raise EngineError("transformers has no server for streams")
         if self._child is None:
             say(f"starting transformers (log: {self.log})")
             module = "benchmarks.peers.transformers_child"
             command = [sys.executable, "-m", module, "--model", self.model, "--dtype", self.dtype]
+            command += [] if self._on_cpu else ["--gpu"]
             self._child = ChildEngine(command, environment=os.environ, log=self.log)
+
+    def run(self, workload: Workload) -> Outcome:
+        self.start(is_served=workload.is_served)
+        if self._child is None:
+            raise EngineError("transformers did not start")
         return self._child.run(workload)
 
     def pause(self) -> None:
-        signal_tree(self.roots(), signal.SIGSTOP)
+        if self._on_cpu:
+            signal_tree(self.roots(), signal.SIGSTOP)
 
     def resume(self) -> None:
-        signal_tree(self.roots(), signal.SIGCONT)
+        if self._on_cpu:
+            signal_tree(self.roots(), signal.SIGCONT)
 
     def stop(self) -> None:
         self.resume()
