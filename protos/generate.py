@@ -2,7 +2,9 @@
 
 usage: python protos/generate.py [--check | OUT]     (default: beside the protos)
 
---check writes nothing: it generates into a temporary folder, names every committed stub that differs, is missing or has
+Beside the stubs stands `pagewire.binpb`, the public API as a descriptor set with all it imports: for Envoy.
+
+--check writes nothing: it generates into a temporary folder, names every committed file that differs, is missing or has
 no proto any more, and exits with 1 if there is one.
 """
 
@@ -15,20 +17,26 @@ import grpc_tools
 from grpc_tools import protoc
 
 ROOT = Path(__file__).parent
-SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", ".binpb")
+DESCRIPTORS = "pagewire/v1/pagewire.binpb"
 
 
 def generate(out: Path) -> None:
-    """Writes ``*_pb2.py``, ``*_pb2.pyi`` and, for files with services, ``*_pb2_grpc.py`` under ``out``."""
+    """Writes ``*_pb2.py``, ``*_pb2.pyi``, ``*_pb2_grpc.py`` for services, and the descriptors under ``out``."""
     well_known = Path(grpc_tools.__file__).parent / "_proto"
     googleapis = Path(google.rpc.status_pb2.__file__).parents[2]
+    includes = [f"-I{ROOT}", f"-I{googleapis}", f"-I{well_known}"]
     for path in sorted((ROOT / "pagewire").rglob("*.proto")):
         name = str(path.relative_to(ROOT))
-        args = ["protoc", f"-I{ROOT}", f"-I{googleapis}", f"-I{well_known}", f"--python_out={out}", f"--pyi_out={out}"]
+        args = ["protoc", *includes, f"--python_out={out}", f"--pyi_out={out}"]
         if "\nservice " in path.read_text():
             args.append(f"--grpc_python_out={out}")
         if protoc.main([*args, name]) != 0:
             raise SystemExit(f"protoc failed on {name}")
+    public = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "pagewire/v1").glob("*.proto"))
+    output = ["--include_imports", f"--descriptor_set_out={out / DESCRIPTORS}"]
+    if protoc.main(["protoc", *includes, *output, *public]) != 0:
+        raise SystemExit("protoc failed on the descriptor set")
 
 
 def stubs(root: Path) -> dict[str, bytes]:

@@ -22,25 +22,30 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/model.proto\x12\x0bpagewire.v1\"\x97\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x14\n\x0cquantization\x18\x06 \x01(\t\x12\x11\n\tpage_size\x18\x07 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x08 \x03(\t\x12\x16\n\x0eserver_version\x18\t \x01(\t\x12\x17\n\x0fschema_revision\x18\n \x01(\t\x12\x0e\n\x06\x64igest\x18\x0b \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x0c \x01(\r\x12\x1a\n\x12max_request_tokens\x18\r \x01(\r\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.pagewire.v1.Model\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"5\n\x10GetModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.pagewire.v1.Model2\xa6\x01\n\x0cModelService\x12M\n\nListModels\x12\x1e.pagewire.v1.ListModelsRequest\x1a\x1f.pagewire.v1.ListModelsResponse\x12G\n\x08GetModel\x12\x1c.pagewire.v1.GetModelRequest\x1a\x1d.pagewire.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/model.proto\x12\x0bpagewire.v1\x1a\x1cgoogle/api/annotations.proto\"\x97\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x14\n\x0cquantization\x18\x06 \x01(\t\x12\x11\n\tpage_size\x18\x07 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x08 \x03(\t\x12\x16\n\x0eserver_version\x18\t \x01(\t\x12\x17\n\x0fschema_revision\x18\n \x01(\t\x12\x0e\n\x06\x64igest\x18\x0b \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x0c \x01(\r\x12\x1a\n\x12max_request_tokens\x18\r \x01(\r\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.pagewire.v1.Model\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"5\n\x10GetModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.pagewire.v1.Model2\xd8\x01\n\x0cModelService\x12\x61\n\nListModels\x12\x1e.pagewire.v1.ListModelsRequest\x1a\x1f.pagewire.v1.ListModelsResponse\"\x12\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/models\x12\x65\n\x08GetModel\x12\x1c.pagewire.v1.GetModelRequest\x1a\x1d.pagewire.v1.GetModelResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/v1/models/{name=**}b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagewire.v1.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODEL']._serialized_start=41
-  _globals['_MODEL']._serialized_end=320
-  _globals['_LISTMODELSREQUEST']._serialized_start=322
-  _globals['_LISTMODELSREQUEST']._serialized_end=341
-  _globals['_LISTMODELSRESPONSE']._serialized_start=343
-  _globals['_LISTMODELSRESPONSE']._serialized_end=399
-  _globals['_GETMODELREQUEST']._serialized_start=401
-  _globals['_GETMODELREQUEST']._serialized_end=432
-  _globals['_GETMODELRESPONSE']._serialized_start=434
-  _globals['_GETMODELRESPONSE']._serialized_end=487
-  _globals['_MODELSERVICE']._serialized_start=490
-  _globals['_MODELSERVICE']._serialized_end=656
+  _globals['_MODELSERVICE'].methods_by_name['ListModels']._loaded_options = None
+  _globals['_MODELSERVICE'].methods_by_name['ListModels']._serialized_options = b'\202\323\344\223\002\014\022\n/v1/models'
+  _globals['_MODELSERVICE'].methods_by_name['GetModel']._loaded_options = None
+  _globals['_MODELSERVICE'].methods_by_name['GetModel']._serialized_options = b'\202\323\344\223\002\026\022\024/v1/models/{name=**}'
+  _globals['_MODEL']._serialized_start=71
+  _globals['_MODEL']._serialized_end=350
+  _globals['_LISTMODELSREQUEST']._serialized_start=352
+  _globals['_LISTMODELSREQUEST']._serialized_end=371
+  _globals['_LISTMODELSRESPONSE']._serialized_start=373
+  _globals['_LISTMODELSRESPONSE']._serialized_end=429
+  _globals['_GETMODELREQUEST']._serialized_start=431
+  _globals['_GETMODELREQUEST']._serialized_end=462
+  _globals['_GETMODELRESPONSE']._serialized_start=464
+  _globals['_GETMODELRESPONSE']._serialized_end=517
+  _globals['_MODELSERVICE']._serialized_start=520
+  _globals['_MODELSERVICE']._serialized_end=736
 # @@protoc_insertion_point(module_scope)
