@@ -7,7 +7,8 @@ No token is written. Plans depend on tokens in two ways only: whether one ends i
 same chain. So a token is written as a fingerprint of its page's name if it is the last of a page, else as ``STOP`` if
 it is among its request's stop tokens, else as ``BLANK``; a stop token that ends a page is listed besides. Equal chains
 have equal fingerprints and so get equal names in the replay, others do not (31 bits a page). A fingerprint is part of a
-keyed hash: without the deployment's key it tells nothing of the page. Ids of requests, seeds and sampling options are
+keyed hash: without the deployment's key it tells nothing of the page, nor that a prompt was sent under another salt (a
+replay counts no salted pages). Ids of requests, seeds and sampling options are
 not written; names of tenants, lengths and times are.
 
 The outcome is a digest of all that the core answered but for tokens and names of pages: plan, events, keys.

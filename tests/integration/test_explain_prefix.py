@@ -4,9 +4,14 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from pagewire.v1 import cache_pb2, cache_pb2_grpc
+from pagewire.v1 import generation_pb2 as pb
 from pagewire_client import AsyncClient, InvalidRequestError, PageExplanation, PageStatus, UnavailableError
+from support.front_stack import front_stack
 from support.scripted_rows import Limits
 from support.scripted_stack import ScriptedStack
+
+from scheduler_svc.front.access import AccessOptions
 
 HIT, COLD = PageExplanation(status=PageStatus.HIT), PageExplanation(status=PageStatus.COLD)
 TAIL, SALTED = PageExplanation(status=PageStatus.TAIL_NOT_FULL), PageExplanation(status=PageStatus.SALTED)
@@ -61,3 +66,17 @@ def test_a_prompt_that_could_not_be_generated_from_is_refused(stack: ScriptedSta
         for prompt in ([], [100_000], [1] * 600):
             with pytest.raises(InvalidRequestError):
                 stack.client.explain_prefix(prompt)
+
+
+async def test_a_tenant_is_asked_for_by_name_and_by_its_own_pages() -> None:
+    async with front_stack(access=AccessOptions(trust_tenant_metadata=True)) as stack:
+        metadata = (("x-pagewire-tenant", "a"),)
+        tokens, service = pb.TokenIds(ids=PROMPT), cache_pb2_grpc.CacheServiceStub(stack.channel)
+        request = pb.GenerateRequest(token_ids=tokens, scheduling={"cache_salt": "mine"})
+        await stack.generation.GenerateOnce(pb.GenerateOnceRequest(request=request), metadata=metadata)
+        prefix = cache_pb2.Prefix(token_ids=tokens, cache_salt="mine")
+        await service.ExplainPrefix(cache_pb2.ExplainPrefixRequest(prefix=prefix), metadata=metadata)
+        submit, query = stack.scheduler.submits[-1], stack.scheduler.queries[-1]
+        assert query.tenant == submit.tenant == "a"
+        assert query.explain_prefix.page_hashes == submit.page_hashes
+        assert query.explain_prefix.root_hash == submit.root_hash != query.explain_prefix.unsalted_root

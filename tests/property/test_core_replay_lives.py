@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +32,10 @@ def test_a_traced_life_is_lived_again_call_by_call(tmp_path: Path) -> None:
         replay = Replay(path)
         different = [call.number for call in replay if not call.is_equal]
         assert different == [], f"seed {seed}"
-        assert replay.core.counts() == life.bench.core.counts(), f"seed {seed}"
+        counts = replace(
+            life.bench.core.counts(), num_salted_pages=0
+        )  # a trace does not tell which salts had one prompt
+        assert replay.core.counts() == counts, f"seed {seed}"
         replay.core.check_invariants()
 
 
