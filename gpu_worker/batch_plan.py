@@ -45,6 +45,8 @@ class RowOptions:
     logprobs: int | None = None
     """Likeliest tokens to report at each output position."""
     prompt_logprobs: int | None = None
+    grammar: str = ""
+    """What form the output must have; empty: any."""
 
     @property
     def changes_logits(self) -> bool:
@@ -57,6 +59,7 @@ class RowOptions:
             or len(self.allowed_token_ids)
             or self.bad_words
             or (self.min_tokens and len(self.stop_token_ids))
+            or self.grammar
         )
 
 

@@ -6,7 +6,7 @@ applied.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,13 +53,11 @@ def decode_frame(data: bytes) -> Frame | None:
 def decode_plan(frame: Frame) -> BatchPlan:
     """The plan of a frame of kind ``plan``. Raises PlanRefusedError."""
     body = frame.body
-    if body.grammars or body.new_rows.grammar_ids:
-        raise PlanRefusedError("grammars are not supported by this worker")
     plan = BatchPlan(
         step_id=frame.step_id,
         epoch=frame.epoch,
         releases=_int32s(body, "releases"),
-        new_rows=_new_rows(body.new_rows),
+        new_rows=_new_rows(body.new_rows, {each.grammar_id: each.text for each in body.grammars}),
         append_rows=_int32s(body, "append_rows"),
         append_pages=_int32s(body, "append_pages"),
         copy_sources=_int32s(body, "copy_sources"),
@@ -92,7 +90,7 @@ def decode_plan(frame: Frame) -> BatchPlan:
     return plan
 
 
-def _new_rows(body: Any) -> NewRows:
+def _new_rows(body: Any, grammars: Mapping[int, str]) -> NewRows:
     new = NewRows(
         rows=_int32s(body, "rows"),
         num_prompt_tokens=_int32s(body, "num_prompt_tokens"),
@@ -105,7 +103,7 @@ def _new_rows(body: Any) -> NewRows:
         top_ps=_column(body, "top_ps", "<f4"),
         top_ks=_int32s(body, "top_ks"),
         min_ps=_column(body, "min_ps", "<f4"),
-        options={each.position: _row_options(each) for each in body.options},
+        options=_all_options(body, grammars),
     )
     columns = (new.num_prompt_tokens, new.num_token_ids, new.num_cached_tokens, new.output_indices, new.seeds)
     _equal_lengths("new_rows", new.rows, *columns, new.temperatures, new.top_ps, new.top_ks, new.min_ps)
@@ -114,6 +112,20 @@ def _new_rows(body: Any) -> NewRows:
     if int(new.num_token_ids.sum(dtype=np.int64)) != len(new.token_ids):
         raise PlanRefusedError(f"new_rows: {len(new.token_ids)} token ids do not match num_token_ids")
     return new
+
+
+def _all_options(body: Any, grammars: Mapping[int, str]) -> dict[int, RowOptions]:
+    """By position, of the rows that have options or a grammar."""
+    options = {each.position: _row_options(each) for each in body.options}
+    grammar_ids = _int32s(body, "grammar_ids")
+    if len(grammar_ids):
+        _equal_lengths("new_rows", _int32s(body, "rows"), grammar_ids)
+    for position, grammar_id in enumerate(grammar_ids.tolist()):
+        if grammar_id >= 0:
+            if grammar_id not in grammars:
+                raise PlanRefusedError(f"grammar_ids: {grammar_id} is no grammar of the plan")
+            options[position] = replace(options.get(position, RowOptions()), grammar=grammars[grammar_id])
+    return options
 
 
 def _row_options(body: Any) -> RowOptions:

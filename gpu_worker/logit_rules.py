@@ -1,17 +1,19 @@
 """What rows with options do to their logits before a token is chosen, for all such rows of a step at once.
 
 In this order, in float32 (``pagewire_kernels.reference.adjusted_logits`` defines it): penalties; biases, and -inf for
-tokens that are not allowed; -inf for tokens that would complete a bad word, and for stop tokens before ``min_tokens``.
-Temperature and truncation follow as for any row.
+tokens that are not allowed; -inf for tokens that the row's grammar rules out, that would complete a bad word, and for
+stop tokens before ``min_tokens`` (unless a grammar allows nothing else). Temperature and truncation follow as for any
+row.
 
 A row with such options has a *slot*: counts of its output tokens, marks of its prompt's tokens, one bias a token, and
 its newest output tokens. They are built from the row's ids when it begins, so a resumed or reused row starts right, and
 brought up to date on the device by what was sampled: the host need not know a token for the next step to count it.
+Grammars alone must know it, see matchers.py.
 
 Invariants: a row has a slot exactly if its options change logits; slots are initialised before a step reads them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +22,9 @@ import torch
 from pagewire_kernels.penalties import penalize
 
 from gpu_worker.batch_plan import BatchPlan, Floats, Int32s, Int64s, RowOptions
+from gpu_worker.matchers import Matchers
 from gpu_worker.request_rows import MAX_WORD_TOKENS, RequestRows
+from gpu_worker.token_masks import Words, token_bits
 
 _ANY, _NOTHING = -2, -1
 """In a bad word's beginning: any token; in a row's newest tokens: none yet."""
@@ -29,9 +33,10 @@ _ANY, _NOTHING = -2, -1
 class LogitRules:
     """Slots of the rows that have options."""
 
-    def __init__(self, rows: RequestRows, device: torch.device) -> None:
+    def __init__(self, rows: RequestRows, device: torch.device, matchers: Matchers) -> None:
         self._rows = rows
         self._device = device
+        self.matchers = matchers
         self._slots = np.full(rows.limits.max_num_seqs, -1, dtype=np.int64)
         """By row; -1: none."""
         self._words: dict[int, _LongWords] = {}
@@ -43,6 +48,7 @@ class LogitRules:
         """All rows are gone."""
         self._slots[:] = -1
         self._words.clear()
+        self.matchers.reset()
         self._free = list(range(self._state.num_slots))
 
     def follow(self, plan: BatchPlan) -> None:
@@ -52,6 +58,7 @@ class LogitRules:
                 self._free.append(int(self._slots[row]))
                 self._slots[row] = -1
                 self._words.pop(row, None)
+                self.matchers.release(row)
         for position, options in plan.new_rows.options.items():
             if options.changes_logits:
                 self._begin(int(plan.new_rows.rows[position]), options)
@@ -61,7 +68,8 @@ class LogitRules:
         return np.flatnonzero(self._slots[sampled_rows] >= 0)
 
     def apply(self, logits: torch.Tensor, rows: Int32s) -> torch.Tensor:
-        """The adjusted float32 logits [F, V] of rows with slots, from their logits [F, V]. Waits for nothing."""
+        """The adjusted float32 logits [F, V] of rows with slots, from their logits [F, V]. Waits for nothing but the
+        tokens that rows with a grammar sampled before."""
         slots = self.upload(self._slots[rows])
         state = self._state
         counts = state.counts.index_select(0, slots)
@@ -69,7 +77,8 @@ class LogitRules:
             logits.float(), counts, state.in_prompt.index_select(0, slots), state.penalties.index_select(0, slots)
         )
         adjusted += state.biases.index_select(0, slots)
-        self._forbid_stops(adjusted, rows)
+        masks = self._keep_to_grammars(adjusted, rows)
+        self._forbid_stops(adjusted, rows, masks)
         self._forbid_words(adjusted, rows)
         return adjusted
 
@@ -107,16 +116,34 @@ class LogitRules:
         words = [word for word in options.bad_words if len(word) > 1]
         if words:
             self._words[row] = _long_words(words)
+        if options.grammar:
+            self.matchers.begin(row, options.grammar, output)
 
-    def _forbid_stops(self, logits: torch.Tensor, rows: Int32s) -> None:
-        """Stop tokens of rows that have fewer than ``min_tokens`` output tokens."""
+    def _keep_to_grammars(self, logits: torch.Tensor, rows: Int32s) -> dict[int, Words]:
+        """What the grammars of the rows rule out; their masks by place."""
+        places = [place for place, row in enumerate(rows.tolist()) if row in self.matchers]
+        if not places:
+            return {}
+        masks = self.matchers.masks(rows[places].tolist())
+        words = self.upload(np.stack(masks))
+        bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=self._device)) & 1
+        is_allowed = bits.view(len(places), -1)[:, : logits.shape[1]].bool()
+        # Added, not set: what is not a number stays one.
+        ruled_out = torch.zeros(is_allowed.shape, dtype=torch.float32, device=self._device)
+        logits.index_add_(0, self.upload(np.array(places)), ruled_out.masked_fill_(~is_allowed, float("-inf")))
+        return dict(zip(places, masks, strict=True))
+
+    def _forbid_stops(self, logits: torch.Tensor, rows: Int32s, masks: Mapping[int, Words]) -> None:
+        """Stop tokens of rows that have fewer than ``min_tokens`` output tokens, if their grammar can go on without."""
         places: list[Int64s] = []
         for place, row in enumerate(rows.tolist()):
             options = self._rows.options[row]
             # The rows count the token that is about to be sampled already.
             num_output = int(self._rows.num_tokens[row] - self._rows.num_prompt_tokens[row]) - 1
-            if num_output < options.min_tokens:
-                places.append(options.stop_token_ids + np.int64(place * logits.shape[1]))
+            stops = options.stop_token_ids
+            can_go_on = place not in masks or (masks[place] & ~token_bits(stops, logits.shape[1])).any()
+            if num_output < options.min_tokens and can_go_on:
+                places.append(stops + np.int64(place * logits.shape[1]))
         if places:
             logits.view(-1).index_fill_(0, self.upload(np.concatenate(places)), float("-inf"))
 

@@ -12,6 +12,7 @@ they wrote is never published. The device's page tables are copied anew from the
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from gpu_worker.cuda_graphs import StepGraphs
 from gpu_worker.errors import DeviceLostError, PlanRefusedError
 from gpu_worker.logit_rules import LogitRules
 from gpu_worker.logprobs import StepLogprobs, asked_outputs, sliced_logprobs
+from gpu_worker.matchers import Matchers
 from gpu_worker.model_inputs import DeviceRows, StepInputs, exact_shape
 from gpu_worker.models.llama import LlamaModel
 from gpu_worker.page_pool import copy_pages
@@ -29,6 +31,9 @@ from gpu_worker.prompt_positions import PromptPositions, prompt_positions
 from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
 from gpu_worker.sampler import STATUS_FINE, Sampled, resample_rows, sample_rows
 from gpu_worker.step_shape import GraphShapes, StepShape
+
+if TYPE_CHECKING:
+    from gpu_worker.grammar_vocabulary import GrammarVocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,7 @@ class ModelRunner:
         kv_pages: Sequence[torch.Tensor],
         limits: RowLimits,
         device: torch.device,
+        vocabulary: "GrammarVocabulary | None" = None,
     ) -> None:
         self.model = model
         self.limits = limits
@@ -88,7 +94,7 @@ class ModelRunner:
         self._kv_pages = kv_pages
         self._rows = RequestRows(limits)
         self._device_rows = DeviceRows(self._rows, device)
-        self._rules = LogitRules(self._rows, device)
+        self._rules = LogitRules(self._rows, device, Matchers(vocabulary, limits.vocab_size))
         self._shapes: GraphShapes | None = None
         self.graphs = StepGraphs()
         self._stale = False
@@ -154,6 +160,7 @@ class ModelRunner:
             packed, logprobs = sampled.packed, self._logprobs(sampled, prompts, work)
         on_host = self._to_host(packed)
         done = self._record_event()
+        self._rules.matchers.advance(work.sampled_rows, lambda: _tokens(on_host, done))
         return StepOutput(
             plan=plan,
             sampled_rows=work.sampled_rows,
@@ -246,6 +253,14 @@ class ModelRunner:
                 self._device_rows.last_token_ids.index_fill_(0, rows, 0)
         except RuntimeError as error:
             raise DeviceLostError(str(error)) from None
+
+
+def _tokens(on_host: torch.Tensor, done: "torch.cuda.Event | None") -> tuple[Int32s, Int32s]:
+    """Token ids and statuses of a step; waits until it is done."""
+    if done is not None:
+        done.synchronize()
+    token_ids, statuses = on_host.numpy()
+    return token_ids, statuses
 
 
 _NO_WORK = StepWork(

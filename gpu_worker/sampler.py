@@ -1,7 +1,7 @@
 """Turns logits into the rows' next tokens, on the device.
 
-A row whose logits hold NaN gets status 1 and token 0: the scheduler ends it, and until it does the row goes on with a
-token id that exists, so that its neighbours' step is not disturbed.
+A row whose logits hold NaN gets status 1 and token 0, one whose grammar leaves no token status 2: the scheduler ends
+it, and until it does the row goes on with a token id that exists, so that its neighbours' step is not disturbed.
 
 Every row is sampled as if it had no options: that part is the same in every step, so a CUDA graph can hold it. Rows
 whose options change their logits are then sampled again, from the same logits, and the second answer counts.
@@ -18,6 +18,7 @@ from gpu_worker.logit_rules import LogitRules
 
 STATUS_FINE = 0
 STATUS_NAN = 1
+STATUS_GRAMMAR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ def resample_rows(
     adjusted = rules.apply(sampled.logits.index_select(0, where), rows)
     packed = _sample(kernels, adjusted, _select(batch, where))
     nothing_left = adjusted.amax(dim=1) == float("-inf")
-    packed[1].masked_fill_(nothing_left, STATUS_NAN)
+    faults = [STATUS_GRAMMAR if row in rules.matchers else STATUS_NAN for row in rows.tolist()]
+    packed[1] = torch.where(nothing_left, rules.upload(np.array(faults, dtype=np.int32)), packed[1])
     packed[0].masked_fill_(nothing_left, 0)
     rules.count(packed[0], rows)
     last_token_ids.index_copy_(0, row_ids, packed[0])

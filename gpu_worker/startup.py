@@ -1,6 +1,7 @@
 """Builds a worker's parts from its configuration, in order: checkpoint, device, model, weights, page pool, warm-up.
 
-Needs neither the link nor the messages, so that model and kernels can be tested where those are not installed.
+Needs neither the link nor the messages nor the library of grammars, so that model and kernels can be tested where those
+are not installed.
 """
 
 import os
@@ -31,6 +32,7 @@ from gpu_worker.worker_card import WorkerCard
 
 if TYPE_CHECKING:
     from gpu_worker.config import WorkerConfig
+    from gpu_worker.grammar_vocabulary import GrammarVocabulary
 
 _DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 512)}
 """max_num_seqs and max_num_batched_tokens."""
@@ -85,7 +87,7 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     model.finish(card.vocab_size)
     limits = _size_pool(config, model, kernels, card, device, dtype, free_before)
     kv_pages = allocate_pages(limits.num_pages, PageShape.of(model.config, limits.page_size, dtype), device)
-    runner = ModelRunner(model, kernels, kv_pages, limits, device)
+    runner = ModelRunner(model, kernels, kv_pages, limits, device, _grammar_vocabulary(card, warn))
     warm_up(runner)
     if _uses_graphs(config, device, kernels):
         runner.capture_graphs()
@@ -94,6 +96,19 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
         card=_worker_card(card, limits, device, kernels.name),
         summary=_summary(card, runner, device, kernels.name, threads),
     )
+
+
+def _grammar_vocabulary(card: ModelCard, warn: Callable[[str], None]) -> "GrammarVocabulary | None":
+    """None if outputs of the model can have no form: the fronts, which try the same, refuse to ask for one."""
+    try:
+        from gpu_worker.grammar_vocabulary import GrammarVocabulary
+
+        return GrammarVocabulary(card.tokenizer_json, card.vocab_size, card.eos_token_ids)
+    except ImportError:
+        warn("llguidance is not installed: there is no structured output")
+    except ValueError as error:
+        warn(f"there is no structured output with this tokenizer ({error})")
+    return None
 
 
 def _uses_graphs(config: "WorkerConfig", device: torch.device, kernels: KernelSet) -> bool:

@@ -78,6 +78,7 @@ _STATUSES = {
     EndReason.WORKER_LOST: Code.UNAVAILABLE,
     EndReason.SHUTDOWN: Code.UNAVAILABLE,
     EndReason.NAN: Code.INTERNAL,
+    EndReason.GRAMMAR: Code.INTERNAL,
     EndReason.STEP_FAILED: Code.INTERNAL,
 }
 
@@ -244,6 +245,7 @@ def plan_message(batch: BatchPlan) -> Any:
         message.releases = columns.ints(batch.releases)
     if batch.new_rows:
         message.new_rows.CopyFrom(_new_rows(batch.new_rows))
+        _add_grammars(message, [row.sampling.grammar for row in batch.new_rows])
     if batch.groups:
         message.group_ids = columns.ints([group.group_id for group in batch.groups])
         message.group_pages = columns.ints([group.num_pages for group in batch.groups])
@@ -272,6 +274,14 @@ def _new_rows(rows: Sequence[NewRow]) -> Any:
         min_ps=columns.floats([each.min_p for each in sampling]),
         options=[_row_options(place, each.options) for place, each in enumerate(sampling) if each.options],
     )
+
+
+def _add_grammars(message: Any, texts: Sequence[str]) -> None:
+    """The grammars of new rows, each once; outputs of one request have the same."""
+    ids = {text: grammar_id for grammar_id, text in enumerate(dict.fromkeys(text for text in texts if text))}
+    if ids:
+        message.grammars.extend(worker_pb2.Grammar(grammar_id=ids[text], text=text) for text in ids)
+        message.new_rows.grammar_ids = columns.ints([ids.get(text, -1) for text in texts])
 
 
 def _row_options(position: int, content: bytes) -> Any:
@@ -328,8 +338,6 @@ def _submission(submit: Any) -> Submission | InvalidSubmission:
         return _invalid(submit, "stop.max_tokens", "must be at least 1")
     if not (0 <= temperature <= 100 and 0 < top_p <= 1 and 0 <= min_p <= 1):
         return _invalid(submit, "sampling", "temperature, top_p or min_p is out of its range")
-    if submit.HasField("grammar") and submit.grammar.ByteSize():
-        return _invalid(submit, "sampling", "this server does not know the option", Code.UNIMPLEMENTED)
     return Submission(
         key=submit.key,
         request_id=submit.request_id,
@@ -351,6 +359,7 @@ def _submission(submit: Any) -> Submission | InvalidSubmission:
             min_p=min_p,
             seed=submit.seed,
             options=submit.options.SerializeToString() if submit.HasField("options") else b"",
+            grammar=submit.grammar.text if submit.HasField("grammar") else "",
         ),
         progress_events=submit.progress_events,
         resume_grace_seconds=grace_ms / 1e3,
@@ -361,9 +370,10 @@ def _submission(submit: Any) -> Submission | InvalidSubmission:
     )
 
 
-def _invalid(submit: Any, field: str, message: str, code: Code = Code.INVALID_ARGUMENT) -> InvalidSubmission:
-    reason = "NOT_SUPPORTED" if code == Code.UNIMPLEMENTED else "INVALID_FIELD"
-    return InvalidSubmission(key=submit.key, code=code, reason=reason, field=field, message=message)
+def _invalid(submit: Any, field: str, message: str) -> InvalidSubmission:
+    return InvalidSubmission(
+        key=submit.key, code=Code.INVALID_ARGUMENT, reason="INVALID_FIELD", field=field, message=message
+    )
 
 
 def _resume_record(submit: Any) -> bytes:

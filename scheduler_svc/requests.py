@@ -21,7 +21,7 @@ _BYTES_A_REQUEST, _BYTES_AN_OUTPUT = 600, 600
 
 HARD_ENDS = frozenset({EndReason.CANCELLED, EndReason.DEADLINE, EndReason.WORKER_LOST, EndReason.SHUTDOWN})
 """They end the request as a whole, even if some of its outputs had ended by themselves before."""
-ONE_CAUSE_ENDS = HARD_ENDS | {EndReason.TIME_LIMIT, EndReason.NAN, EndReason.STEP_FAILED}
+ONE_CAUSE_ENDS = HARD_ENDS | {EndReason.TIME_LIMIT, EndReason.NAN, EndReason.GRAMMAR, EndReason.STEP_FAILED}
 
 
 class DuplicateRequest(Exception):  # noqa: N818 - names what the caller did

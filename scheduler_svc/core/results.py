@@ -1,6 +1,7 @@
 """Applies the result of a step: tokens, endings, publications, releases, in this order.
 
-faults      a NaN ends its request alone; a row without a token ends its request; a failed step ends all that were in it
+faults      a NaN or a grammar that leaves no token ends its request alone; a row without a token ends its request; a
+            failed step ends all that were in it
 tokens      to the worker's ring, where their requests collect them; those of requests that ended meanwhile are wasted
 fills       pages that are full now get their names; whoever waited for them goes back to the queue
 endings     requests at their stop token or length
@@ -20,6 +21,9 @@ from scheduler_svc.core.tally import Tally
 from scheduler_svc.core.types import Committed, EndReason, Event, PrefillProgress, RequestKey, Row, StepResult
 from scheduler_svc.core.worker import Worker
 
+STATUS_GRAMMAR = 2
+"""Of a row; any other but 0 stands for logits that are not numbers."""
+
 
 def apply_result(worker: Worker, result: StepResult, registry: Registry, tally: Tally, now: float) -> Committed:
     """Applies a result to the step it belongs to, the oldest in flight, which is in flight no more afterwards."""
@@ -30,7 +34,7 @@ def apply_result(worker: Worker, result: StepResult, registry: Registry, tally: 
     else:
         application.see_pace(result)
         if any(result.statuses):
-            application.end_nan_rows(result)
+            application.end_faulty_rows(result)
         application.take_tokens(result)
         if result.attachments:
             application.hand_on(result)
@@ -86,13 +90,14 @@ class Application:
         if result.seconds and record.decoders.rows:
             self._worker.pace.observe(record.num_tokens - len(record.decoders.rows), result.seconds)
 
-    def end_nan_rows(self, result: StepResult) -> None:
-        """Requests whose logits held NaN end, their neighbours go on. What one wrote that had ended meanwhile is not
-        to be named either."""
+    def end_faulty_rows(self, result: StepResult) -> None:
+        """Requests whose logits held NaN or whose grammar left no token end, their neighbours go on. What one wrote
+        that had ended meanwhile is not to be named either."""
         for row, status in zip(result.rows, result.statuses, strict=True):
             place = self._record.place_of(row) if status else None
             if place is not None:
-                self._break(self._record.lane_at(place).request, EndReason.NAN)
+                reason = EndReason.GRAMMAR if status == STATUS_GRAMMAR else EndReason.NAN
+                self._break(self._record.lane_at(place).request, reason)
 
     def take_tokens(self, result: StepResult) -> None:
         """Hands the tokens on: to the ring, to requests that begin their output, and as columns to the caller."""

@@ -33,6 +33,8 @@ class EndReason(Enum):
     DEADLINE = "deadline"
     WORKER_LOST = "worker lost"
     NAN = "nan"
+    GRAMMAR = "grammar"
+    """Its grammar leaves no token, or cannot be followed."""
     STEP_FAILED = "step failed"
     NO_PAGES = "no pages"
     SHUTDOWN = "shutdown"
@@ -89,6 +91,8 @@ class SamplingParams:
     output_index: int = 0
     options: bytes = b""
     """What few requests ask for beside these, as the worker reads it; empty: nothing."""
+    grammar: str = ""
+    """What form the output must have, as the worker reads it; empty: any."""
 
 
 @value(frozen=True, slots=True, kw_only=True)

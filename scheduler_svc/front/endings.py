@@ -40,6 +40,7 @@ _UNAVAILABLE = {
 }
 _FAILED = {
     front_pb2.END_REASON_NAN: ("the model's output was not a number", Reason.NAN_LOGITS),
+    front_pb2.END_REASON_GRAMMAR: ("the form asked for could not be kept", Reason.GRAMMAR_FAILED),
     front_pb2.END_REASON_STEP_FAILED: ("a step failed on the worker", Reason.STEP_FAILED),
 }
 

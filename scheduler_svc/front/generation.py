@@ -37,17 +37,16 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
         state: ServiceState,
         link: SchedulerLink,
         executor: Executor,
-        chat_executor: Executor,
+        preparation: Preparation,
         in_flight: InFlight,
         *,
         slow_reader_seconds: float,
-        tenants_share_pages: bool = False,
     ) -> None:
         self._state = state
         self._link = link
         self._executor = executor
         self._in_flight = in_flight
-        self._preparation = Preparation(state, executor, chat_executor, tenants_share_pages=tenants_share_pages)
+        self._preparation = preparation
         self._slow_reader_seconds = slow_reader_seconds
 
     async def Generate(self, request: Any, context: Any) -> None:

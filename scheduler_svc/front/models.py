@@ -35,6 +35,8 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):  # type: ignore[misc]
         capabilities = ["text", "token_ids", "seed", "stop", "n"]
         if model.chat_template is not None:
             capabilities.append("chat")
+        if model.eos_token_ids:
+            capabilities.append("structured")
         return model_pb2.Model(
             name=card.name,
             architecture=card.architecture,

@@ -1,16 +1,15 @@
 """Makes a checked, tokenized, ready-to-submit request out of what a caller sent.
 
-The order: the service must be able to serve; the model must be the served one; every field is checked; the prompt
-becomes token ids, off the loop if it is long; defaults are filled in (the checkpoint's, then the API's); a seed is
-drawn if none was given; pages are hashed, by default for the caller's tenant alone, so that nobody can learn from
-the time a prompt takes what another tenant has sent.
+The order: the service must be able to serve; the model must be the served one; every field is checked; the form asked
+for becomes a grammar; the prompt becomes token ids, off the loop if it is long; defaults are filled in (the
+checkpoint's, then the API's); a seed is drawn if none was given; pages are hashed, by default for the caller's tenant
+alone, so that nobody can learn from the time a prompt takes what another tenant has sent.
 """
 
 import hashlib
 import secrets
 import uuid
 from array import array
-from concurrent.futures import Executor
 from typing import Any
 
 from pagewire.internal.v1 import front_pb2
@@ -20,6 +19,7 @@ from scheduler_svc.columns import ints, read_ints
 from scheduler_svc.core.page_hash import hash_pages, root_hash
 from scheduler_svc.front.caller import CALLER
 from scheduler_svc.front.errors import InvalidRequestError, NotFoundError, Reason
+from scheduler_svc.front.form_reader import FormReader
 from scheduler_svc.front.prepared_request import PreparedRequest
 from scheduler_svc.front.prompt import PromptReader, check_fits
 from scheduler_svc.front.row_options import row_options
@@ -33,11 +33,12 @@ class Preparation:
     """Prepares requests; one a process."""
 
     def __init__(
-        self, state: ServiceState, executor: Executor, chat_executor: Executor, *, tenants_share_pages: bool = False
+        self, state: ServiceState, prompts: PromptReader, forms: FormReader, *, tenants_share_pages: bool = False
     ) -> None:
         self._state = state
         self._tenants_share_pages = tenants_share_pages
-        self.reader = PromptReader(executor, chat_executor)
+        self.reader = prompts
+        self._forms = forms
 
     async def prepare(self, request: Any, *, deadline: float | None = None, once: bool = False) -> PreparedRequest:
         """The request, ready to be submitted before `deadline` (on the loop's clock).
@@ -52,10 +53,11 @@ class Preparation:
         violations = check_request(request, model)
         if violations:
             raise InvalidRequestError(violations)
+        grammar = await self._forms.read(request.structured, model, deadline=deadline)
         prompt = await self.reader.read(request, model, deadline=deadline)
         kind = str(request.WhichOneof("prompt"))
         check_fits(prompt, kind, serving.max_request_tokens)
-        prepared = _prepared(request, prompt, kind, serving)
+        prepared = _prepared(request, prompt, kind, serving, grammar)
         _check_answer(request.output, prepared, once=once)
         self._charge(prepared.submit, request, prompt, serving)
         return prepared
@@ -129,10 +131,14 @@ def check_model(name: str, model: ServedModel) -> None:
         raise NotFoundError(f"the model {name[:100]!r} is not served here", reason=Reason.MODEL_NOT_FOUND.value)
 
 
-def _prepared(request: Any, prompt: "array[int]", kind: str, serving: Serving) -> PreparedRequest:
-    stop = request.stop
-    stop_token_ids = frozenset(stop.stop_token_ids) | (frozenset() if stop.ignore_eos else serving.model.eos_token_ids)
+def _prepared(request: Any, prompt: "array[int]", kind: str, serving: Serving, grammar: str) -> PreparedRequest:
+    stop_token_ids = frozenset(request.stop.stop_token_ids)
+    # Behind a complete form nothing but an end-of-sequence token can follow: that is its end, whatever else is asked.
+    if grammar or not request.stop.ignore_eos:
+        stop_token_ids |= serving.model.eos_token_ids
     submit = _submit(request, prompt, stop_token_ids, serving)
+    if grammar:
+        submit.grammar.text = grammar
     submit.request_id = request.request_id or uuid.uuid4().hex
     if request.scheduling.resume_grace_ms:
         _make_resumable(submit, request)

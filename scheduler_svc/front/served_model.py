@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from scheduler_svc.front.detokenizer import Detokenizer, TableDetokenizer, WindowDetokenizer
+from scheduler_svc.front.grammar_pool import GrammarPool
 from scheduler_svc.front.template_pool import TemplatePool
 from scheduler_svc.front.token_bytes import TokenBytes, build_token_bytes
 from scheduler_svc.front.tokenizer import PromptTokenizer
@@ -21,6 +22,7 @@ class ServedModel:
     tokenizer: PromptTokenizer
     token_bytes: TokenBytes | None
     chat_template: TemplatePool | None
+    grammars: GrammarPool
     eos_token_ids: frozenset[int]
 
     @property
@@ -39,6 +41,12 @@ class ServedModel:
     def max_prompt_bytes(self) -> int:
         """No text of more bytes can fit: each token stands for at most `longest_token_bytes`."""
         return self.max_model_len * self.tokenizer.longest_token_bytes
+
+    def close(self) -> None:
+        """Ends what it runs beside itself; it can still be used."""
+        self.grammars.close()
+        if self.chat_template is not None:
+            self.chat_template.close()
 
     def detokenizer(self, prompt: "Any", *, skip_special_tokens: bool) -> Detokenizer:
         """A fresh detokenizer for an output behind `prompt` (token ids)."""
@@ -60,5 +68,6 @@ def build_served_model(card: Any) -> ServedModel:
         tokenizer=tokenizer,
         token_bytes=build_token_bytes(tokenizer.backend, card.tokenizer_json, card.vocab_size),
         chat_template=template,
+        grammars=GrammarPool(card),
         eos_token_ids=frozenset(card.eos_token_ids),
     )

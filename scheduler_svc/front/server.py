@@ -29,16 +29,18 @@ from pagewire.v1 import (
 from scheduler_svc.front.access import Access, AccessOptions, InternalAccess
 from scheduler_svc.front.admin import AdminService
 from scheduler_svc.front.cache import CacheService
+from scheduler_svc.front.child_pool import NUM_PROCESSES
 from scheduler_svc.front.errors import Reason, UnavailableError
+from scheduler_svc.front.form_reader import FormReader
 from scheduler_svc.front.generation import GenerationService
 from scheduler_svc.front.health import Health
 from scheduler_svc.front.in_flight import InFlight
 from scheduler_svc.front.models import ModelService
 from scheduler_svc.front.preparation import Preparation
+from scheduler_svc.front.prompt import PromptReader
 from scheduler_svc.front.scheduler_link import HEARTBEAT_SECONDS, SchedulerLink
 from scheduler_svc.front.service_state import ServiceState
 from scheduler_svc.front.status_interceptor import Admit, StatusInterceptor
-from scheduler_svc.front.template_pool import NUM_PROCESSES
 from scheduler_svc.front.tls import TlsFiles, server_credentials
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -83,7 +85,14 @@ class Front:
         self._options = options
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._chat_executor = ThreadPoolExecutor(NUM_PROCESSES, thread_name_prefix="chats")
+        self._grammar_executor = ThreadPoolExecutor(NUM_PROCESSES, thread_name_prefix="grammars")
         self._state = ServiceState(self._executor)
+        self._preparation = Preparation(
+            self._state,
+            PromptReader(self._executor, self._chat_executor),
+            FormReader(self._grammar_executor),
+            tenants_share_pages=options.tenants_share_pages,
+        )
         self.in_flight = InFlight()
         self._health = Health((GENERATION, MODEL, CACHE, ADMIN))
         self.link = SchedulerLink(
@@ -131,7 +140,7 @@ class Front:
         await self._state.close()
         await self._health.close()
         await self.link.close()
-        for executor in (self._executor, self._chat_executor):
+        for executor in (self._executor, self._chat_executor, self._grammar_executor):
             executor.shutdown(wait=False, cancel_futures=True)
 
     def _server(self, admit: Admit, *, is_admin: bool, reuse_port: bool) -> Any:
@@ -141,20 +150,13 @@ class Front:
             self._state,
             self.link,
             self._executor,
-            self._chat_executor,
+            self._preparation,
             self.in_flight,
             slow_reader_seconds=self._options.slow_reader_seconds,
-            tenants_share_pages=self._options.tenants_share_pages,
-        )
-        preparation = Preparation(
-            self._state,
-            self._executor,
-            self._chat_executor,
-            tenants_share_pages=self._options.tenants_share_pages,
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._state), server)
-        cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheService(preparation, self.link), server)
+        cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheService(self._preparation, self.link), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         names = [GENERATION, MODEL, CACHE, HEALTH]
         if is_admin:

@@ -153,8 +153,8 @@ class ServiceState:
 
     def _close_model(self) -> None:
         """Ends what a model runs beside itself; it can still be used."""
-        if self._model is not None and self._model.chat_template is not None:
-            self._model.chat_template.close()
+        if self._model is not None:
+            self._model.close()
 
     def _service_card(self) -> Any:
         """A copy of the last card."""

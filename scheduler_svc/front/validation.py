@@ -11,6 +11,7 @@ from typing import Any
 from scheduler_svc.front.errors import MAX_VIOLATIONS, Violation
 from scheduler_svc.front.logprobs import MAX_LOGPROBS
 from scheduler_svc.front.served_model import ServedModel
+from scheduler_svc.front.structured_output import structured_faults
 
 MAX_ID_BYTES = 256
 MAX_OUTPUTS = 16
@@ -63,8 +64,8 @@ def check_request(request: Any, model: ServedModel) -> list[Violation]:
     _check_stop(request.stop, model, bad)
     _check_output(request.output, bad)
     _check_scheduling(request.scheduling, request.output, bad)
-    if request.structured.WhichOneof("constraint") is not None:
-        bad.add(f"structured.{request.structured.WhichOneof('constraint')}", UNSUPPORTED)
+    for field, description in structured_faults(request.structured):
+        bad.add(field, description)
     bad.unless(not request.adapter, "adapter", UNSUPPORTED)
     return bad.found
 

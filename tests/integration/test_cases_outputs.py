@@ -46,31 +46,44 @@ def test_par_04_more_outputs_than_rows_and_pages_end_in_waves(stack: ScriptedSta
         stack.wait_idle()
 
 
-@pytest.mark.parametrize(
-    "constraint",
-    [
-        {"json_schema": "{"},
-        {"json_schema": '{"type": "objct"}'},
-        {"json_schema": '{"a":' * 10_000},
-        {"json_schema": '{"$ref": "#"}'},
-        {"json_schema": "x" * 5_000_000},
-        {"json_object": True},
-        {"regex": "("},
-        {"regex": "(a+)+$" * 1000},
-        {"choice": []},
-        {"grammar": "no root"},
-    ],
-    ids=lambda constraint: next(iter(constraint)),
-)
-def test_str_01_hostile_constraints_are_refused_at_the_door(stack: ScriptedStack, constraint: dict[str, Any]) -> None:
+HOSTILE: list[dict[str, Any]] = [
+    {"json_schema": "{"},
+    {"json_schema": '{"type": "objct"}'},
+    {"json_schema": '{"a":' * 10_000},
+    {"json_schema": '{"$ref": "#"}'},
+    {"json_schema": {"$defs": {"n": {"properties": {"c": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}},
+    {"json_schema": {"items": {"type": "string", "pattern": "a+"}, "uniqueItems": True}},
+    {"json_schema": "x" * 5_000_000},
+    {"regex": "("},
+    {"regex": "(a+)+$" * 1000},
+    {"regex": "(a+)+" * 1000},
+    {"choice": []},
+    {"grammar": "no root"},
+]
+
+
+def test_str_01_hostile_forms_are_refused_at_the_door(stack: ScriptedStack) -> None:
     with stack.worker(step_seconds=0.002):
-        streams = [stack.client.stream([5, place], token_ids=True, max_tokens=40) for place in range(5)]
-        begun = [first_ids(stream) for stream in streams]
-        with pytest.raises(InvalidRequestError, match="structured"):
-            stack.client.generate("x", timeout=2, **constraint)
-        stack.probe()
-        assert all(
-            stream.join().outputs[0].token_ids == counted([5, place], 40) for place, stream in enumerate(streams)
-        )
-        assert all(begun)
+        for constraint in HOSTILE:
+            streams = [stack.client.stream([5, place], token_ids=True, max_tokens=40) for place in range(5)]
+            begun = [first_ids(stream) for stream in streams]
+            with pytest.raises(InvalidRequestError) as caught:
+                stack.client.generate("x", timeout=2, **constraint)
+            (kind,) = constraint
+            assert [violation.field for violation in caught.value.field_violations] == [f"structured.{kind}"]
+            stack.probe()
+            answers = [stream.join().outputs[0].token_ids for stream in streams]
+            assert answers == [counted([5, place], 40) for place in range(5)]
+            assert all(begun)
         stack.wait_idle()
+
+
+def test_a_grammar_travels_with_each_row_that_begins(stack: ScriptedStack) -> None:
+    with stack.worker() as worker:
+        stack.client.generate([7, 8, 9], n=2, choice=["a", "b"], ignore_eos=True, max_tokens=3)
+        stack.client.generate([7, 8, 9], json_object=False, max_tokens=3)
+        plans = [recorded.plan for recorded in worker.plans if recorded.plan.new_rows.rows]
+    texts = [grammar.text for plan in plans for grammar in plan.grammars]
+    assert texts
+    assert all("start: /" in text for text in texts)
+    assert sum(len(plan.new_rows.grammar_ids) for plan in plans) == 4 * 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from pagewire.v1 import generation_pb2
 from pagewire_client import Client, StackError, model_path
 from pagewire_client.cli import demo, generation, local, output, serving
 from pagewire_client.cli.app import app
@@ -46,6 +47,21 @@ def test_generate_streams_text(server: FakeServer) -> None:
     assert sent.sampling.HasField("temperature")
     assert (sent.sampling.temperature, sent.sampling.seed, list(sent.stop.stop)) == (0.0, 5, ["a", "b"])
     assert not sent.stop.HasField("ignore_eos")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--json-schema", '{"type": "null"}'), {"json_schema": '{"type": "null"}'}),
+        (("--json-object",), {"json_object": True}),
+        (("--regex", "a+"), {"regex": "a+"}),
+        (("--choice", "a", "--choice", "b"), {"choice": {"choices": ["a", "b"]}}),
+        (("--grammar", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
+    ],
+)
+def test_forms_reach_the_server(server: FakeServer, words: tuple[str, ...], expected: dict[str, Any]) -> None:
+    assert run(server, "generate", "a", *words).exit_code == 0
+    assert server.requests[-1].structured == generation_pb2.StructuredOutput(**expected)
 
 
 def test_options_on_tokens_reach_the_server(server: FakeServer) -> None:

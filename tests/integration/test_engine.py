@@ -317,7 +317,6 @@ def test_load_and_workers_are_told(front: RawFront, worker: ScriptedWorker) -> N
         ({"prompt_token_ids": b"\xff\xff\xff\xff"}, 3),
         ({"prompt_token_ids": b""}, 3),
         ({"prompt_token_ids": bytes(4 * 600)}, 3),
-        ({"grammar": {"kind": "regex", "text": "a"}}, 12),
     ],
 )
 def test_what_cannot_run_is_refused_and_spoils_nothing(

@@ -1,30 +1,21 @@
 """The embedded model's GGUF through the worker equals transformers on the same file; kept short, e2e does the rest."""
 
-import os
 from pathlib import Path
 
 import pytest
 from support.e2e_prompts import CASES, LONG_CASES
 from support.plan_driver import Generation, generate
 from support.reference_outputs import COMPUTE_SECONDS, references
+from support.smollm2 import MISSING, find_gguf
 from tokenizers import Tokenizer
 
 from gpu_worker import startup
 from gpu_worker.config import WorkerConfig
 
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NUM_GENERATED = 4
 
-
-def find_gguf() -> Path | None:
-    """Where PAGEWIRE_TEST_GGUF says, or where ``pagewire fetch`` puts it."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagewire" / "models" / FILE
-    path = Path(os.environ.get("PAGEWIRE_TEST_GGUF") or cache)
-    return path if path.exists() else None
-
-
 GGUF = find_gguf()
-pytestmark = pytest.mark.skipif(GGUF is None, reason="the embedded model is not in the cache; `pagewire fetch` gets it")
+pytestmark = pytest.mark.skipif(GGUF is None, reason=MISSING)
 
 
 @pytest.fixture(scope="module")

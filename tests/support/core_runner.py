@@ -90,7 +90,9 @@ class CoreRunner:
         self._seats[worker_id] = _Seat(runner)
         self._take(self.core.add_worker(card, 0.0))
 
-    def submit(self, prompt: Sequence[int], max_tokens: int, *, caches: bool = True, **sampling: Any) -> int:
+    def submit(
+        self, prompt: Sequence[int], max_tokens: int, *, caches: bool = True, stops: Sequence[int] = (), **sampling: Any
+    ) -> int:
         """Its key."""
         token_ids, root = array("i", prompt), root_hash(b"key", "", "model", "")
         key = len(self.outputs)
@@ -102,7 +104,7 @@ class CoreRunner:
             page_hashes=hash_pages(root, token_ids, self.page_size) if caches else (),
             root_hash=root if caches else b"",
             max_tokens=max_tokens,
-            stop_token_ids=frozenset(),
+            stop_token_ids=frozenset(stops),
             sampling=SamplingParams(**{"temperature": 0.0, **sampling}),
         )
         self._take(self.core.submit(request, 0.0))
@@ -127,6 +129,11 @@ class CoreRunner:
             assert pages.num_held == 0
             assert pages.num_free + pages.num_cached == pages.num_pages
         return self
+
+    def lose(self, worker_id: WorkerId) -> None:
+        """A worker is gone, with the steps it was busy with."""
+        del self._seats[worker_id]
+        self._take(self.core.remove_worker(worker_id, 0.0))
 
     def _plan(self, worker_id: WorkerId) -> bool:
         seat = self._seats[worker_id]

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
-from pagewire_client import LLM, Generation, InvalidRequestError, SamplingParams
+from pagewire_client import LLM, Generation, InvalidRequestError, SamplingParams, StructuredOutputsParams
 from pagewire_client.engine_arguments import stack_arguments
 from pagewire_client.options import text_request
 from pagewire_client.request_output import request_output
@@ -106,3 +106,19 @@ def test_a_failed_prompt_has_an_empty_output_and_its_error() -> None:
         result = request_output("5", None, [1, 2], None, error)
     assert (result.prompt_token_ids, result.error) == ([1, 2], error)
     assert [(each.text, each.finish_reason) for each in result.outputs] == [("", "failed")]
+
+
+@pytest.mark.parametrize("name", ["structured_outputs", "guided_decoding"])
+def test_forms_are_asked_for_by_the_names_people_know(name: str) -> None:
+    def structured(**form: Any) -> Any:
+        params = SamplingParams(**{name: StructuredOutputsParams(**form)})
+        return text_request("hi", params.options()).structured
+
+    assert structured(json={"type": "object"}).json_schema == '{"type": "object"}'
+    assert list(structured(choice=["a", "b"]).choice.choices) == ["a", "b"]
+    assert structured(regex="a+").regex == "a+"
+    assert structured().WhichOneof("constraint") is None
+    with pytest.raises(InvalidRequestError, match="at most one of"):
+        structured(regex="a", json_object=True)
+    with pytest.raises(TypeError, match="did you mean 'choice'"):
+        structured(choices=["a"])

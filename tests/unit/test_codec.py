@@ -178,3 +178,17 @@ def test_hashes_are_sixteen_bytes() -> None:
     assert columns.read_hashes(b"a" * 16 + b"b" * 16, "x") == [b"a" * 16, b"b" * 16]
     with pytest.raises(ColumnError):
         columns.read_hashes(b"a" * 17, "x")
+
+
+def test_a_grammar_travels_once_a_plan() -> None:
+    def row(number: int, grammar: str) -> NewRow:
+        sampling = SamplingParams(output_index=number, grammar=grammar)
+        return NewRow(row=Row(number), num_prompt_tokens=1, token_ids=ints(1), num_cached_tokens=0, sampling=sampling)
+
+    texts = ["{1}", "", "{2}", "{1}"]
+    sent = codec.plan_message(make_plan(new_rows=[row(number, text) for number, text in enumerate(texts)]))
+    assert [each.text for each in sent.grammars] == ["{1}", "{2}"]
+    ids = columns.read_ints(sent.new_rows.grammar_ids, "grammar_ids").tolist()
+    assert [{each.grammar_id: each.text for each in sent.grammars}.get(number, "") for number in ids] == texts
+    plain = codec.plan_message(make_plan(new_rows=[row(0, "")]))
+    assert (len(plain.grammars), plain.new_rows.grammar_ids) == (0, b"")

@@ -70,7 +70,7 @@ def test_a_submission_that_cannot_run_names_its_field(fields: dict[str, object],
     assert (read.key, read.code, read.field) == (5, Code.INVALID_ARGUMENT, field)
 
 
-def test_options_are_handed_on_and_a_grammar_is_refused() -> None:
+def test_options_and_grammars_are_handed_on() -> None:
     options = worker_pb2.RowOptions(min_tokens=3)
     read = read_submit(options=options)
     assert isinstance(read, Submission)
@@ -78,9 +78,10 @@ def test_options_are_handed_on_and_a_grammar_is_refused() -> None:
     plain = read_submit()
     assert isinstance(plain, Submission)
     assert plain.sampling.options == b""
-    refused = read_submit(grammar={"kind": "regex"})
-    assert isinstance(refused, InvalidSubmission)
-    assert refused.code == Code.UNIMPLEMENTED
+    assert plain.sampling.grammar == ""
+    structured = read_submit(grammar={"text": "{}"})
+    assert isinstance(structured, Submission)
+    assert structured.sampling.grammar == "{}"
 
 
 def test_a_frame_needs_a_front() -> None:

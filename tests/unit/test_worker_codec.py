@@ -156,8 +156,8 @@ def spoil_new_rows(**fields: Any) -> Callable[[pb.BatchPlan], None]:
         (spoil_new_rows(num_token_ids=column(-3, 2)), "a row without token ids"),
         (spoil_new_rows(num_token_ids=column(2, 2)), "5 token ids do not match"),
         (spoil_new_rows(num_token_ids=column(2**31 - 1, 2**31 - 1)), "do not match"),
-        (spoil_new_rows(grammar_ids=column(-1, 0)), "grammars are not supported"),
-        (lambda message: message.grammars.add(grammar_id=1), "grammars are not supported"),
+        (spoil_new_rows(grammar_ids=column(-1, 0)), "0 is no grammar of the plan"),
+        (spoil_new_rows(grammar_ids=column(-1)), "columns of different lengths"),
         (lambda message: message.new_rows.options.add(bad_words=column(2, 5)), "bad_words: a length"),
         (lambda message: message.new_rows.options.add(bad_words=column(0)), "bad_words: a length"),
         (lambda message: message.new_rows.options.add(bias_token_ids=column(2)), "options: columns of different"),
@@ -190,3 +190,14 @@ def test_results_carry_columns_and_absent_is_not_empty() -> None:
     assert (failed.result.failure, failed.result.rows) == ("x", b"")
     refused = pb.WorkerFrame.FromString(codec.encode_result(6, StepResult(step_id=9, epoch=4, refusal="y")))
     assert refused.result.refusal == "y"
+
+
+def test_rows_name_grammars_of_their_plan() -> None:
+    message = make_message()
+    message.grammars.add(grammar_id=4, text="{}")
+    message.new_rows.grammar_ids = column(-1, 4)
+    del message.new_rows.options[:]
+    message.new_rows.options.add(position=1, min_tokens=3)
+    options = decode(message).new_rows.options
+    assert list(options) == [1]
+    assert (options[1].grammar, options[1].min_tokens, options[1].changes_logits) == ("{}", 3, True)

@@ -53,7 +53,7 @@ from .results import (
     TokenLogprob,
     Usage,
 )
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -97,6 +97,7 @@ __all__ = [
     "ServerError",
     "StackError",
     "Stream",
+    "StructuredOutputsParams",
     "Summary",
     "Timings",
     "Tls",

@@ -169,6 +169,7 @@ def _fill(request: pb.GenerateRequest, options: Mapping[str, Any]) -> pb.Generat
         raise invalid_field("structured", f"at most one of {', '.join(_STRUCTURED)}; given: {', '.join(constraints)}")
     for name, value in given.items():
         if name == "choice":
+            request.structured.choice.SetInParent()  # also of an empty list, which is not to mean anything goes
             _extend(request.structured.choice, "choices", value, "structured.choice")
         elif name not in _CHAT_ONLY:
             place = _PLACES[name]

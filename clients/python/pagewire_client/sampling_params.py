@@ -15,11 +15,28 @@ MAX_TOKENS = 16
 
 @names_nearest
 @dataclass(slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """What form outputs have: one of these. ``json`` is a schema, as a mapping or as text."""
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def options(self) -> dict[str, Any]:
+        """The keywords of a request."""
+        given = {name: getattr(self, name) for name in self.__slots__}
+        return {"json_schema" if name == "json" else name: value for name, value in given.items()}
+
+
+@names_nearest
+@dataclass(slots=True, kw_only=True)
 class SamplingParams:
     """How outputs of a request are chosen and when they end. Ranges are the API's, checked by the server.
 
     ``top_k`` 0 or -1 is off, ``max_tokens`` None is what fits, ``stop`` one text or several. With ``detokenize=False``
-    outputs have token ids and no text.
+    outputs have token ids and no text. ``guided_decoding`` is an older name of ``structured_outputs``.
     """
 
     n: int = 1
@@ -45,6 +62,8 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    guided_decoding: StructuredOutputsParams | None = None
 
     def options(self) -> dict[str, Any]:
         """The keywords of a request. What is neutral whatever the model's defaults are stays unset."""
@@ -52,6 +71,8 @@ class SamplingParams:
         for name, neutral in _NEUTRAL.items():
             if given[name] == neutral:
                 del given[name]
+        for form in (given.pop("structured_outputs"), given.pop("guided_decoding")):
+            given |= form.options() if form is not None else {}
         if given.get("top_k") == -1:
             given["top_k"] = 0
         return {_RENAMED.get(name, name): value for name, value in given.items()}

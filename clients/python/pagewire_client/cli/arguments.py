@@ -12,6 +12,7 @@ from ..client import DEFAULT_TARGET
 
 _SAMPLING = "Sampling"
 _STOPPING = "When an output ends"
+_FORM = "What form an output has"
 
 Target = Annotated[
     str, typer.Option("--target", envvar="PAGEWIRE_TARGET", metavar="HOST:PORT", help="The server to call.")
@@ -63,6 +64,12 @@ StopTokenIds = Annotated[
 ]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", rich_help_panel=_STOPPING, help="EOS is a token like any.")]
 
+JsonSchema = Annotated[str | None, typer.Option(rich_help_panel=_FORM, help="JSON that is valid by this schema.")]
+JsonObject = Annotated[bool, typer.Option("--json-object", rich_help_panel=_FORM, help="Any JSON object.")]
+Regex = Annotated[str | None, typer.Option(rich_help_panel=_FORM, help="A text that matches it as a whole.")]
+Choice = Annotated[list[str] | None, typer.Option(rich_help_panel=_FORM, help="One of these; may be repeated.")]
+Grammar = Annotated[str | None, typer.Option(rich_help_panel=_FORM, help="In the notation of Lark or GBNF.")]
+
 Outputs = Annotated[int | None, typer.Option("-n", "--n", min=1, help="Number of outputs.")]
 TokenIds = Annotated[bool, typer.Option("--token-ids", help="Have token ids sent (shown with --json).")]
 Progress = Annotated[bool, typer.Option("--progress-events", help="Have progress events sent (shown with --json).")]
@@ -102,6 +109,11 @@ class RequestOptions(TypedDict):
     stop: Stop
     stop_token_ids: StopTokenIds
     ignore_eos: IgnoreEos
+    json_schema: JsonSchema
+    json_object: JsonObject
+    regex: Regex
+    choice: Choice
+    grammar: Grammar
     n: Outputs
     token_ids: TokenIds
     logprobs: Logprobs
@@ -117,6 +129,7 @@ _DEFAULTS: dict[str, Any] = {
     "local": False,
     "max_tokens": MAX_TOKENS_DEFAULT,
     "ignore_eos": False,
+    "json_object": False,
     "token_ids": False,
     "progress_events": False,
 }

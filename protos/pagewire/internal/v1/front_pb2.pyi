@@ -23,6 +23,7 @@ class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     END_REASON_STEP_FAILED: _ClassVar[EndReason]
     END_REASON_SHUTDOWN: _ClassVar[EndReason]
     END_REASON_NO_PAGES: _ClassVar[EndReason]
+    END_REASON_GRAMMAR: _ClassVar[EndReason]
 END_REASON_UNSPECIFIED: EndReason
 END_REASON_STOP_TOKEN: EndReason
 END_REASON_STOP_STRING: EndReason
@@ -36,6 +37,7 @@ END_REASON_NAN: EndReason
 END_REASON_STEP_FAILED: EndReason
 END_REASON_SHUTDOWN: EndReason
 END_REASON_NO_PAGES: EndReason
+END_REASON_GRAMMAR: EndReason
 
 class FrontFrame(_message.Message):
     __slots__ = ("session", "front_id", "hello", "submits", "cancels", "stops", "scanned", "queries", "heartbeat", "resumes")

@@ -298,14 +298,12 @@ class RowOptions(_message.Message):
     def __init__(self, position: _Optional[int] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., bias_token_ids: _Optional[bytes] = ..., biases: _Optional[bytes] = ..., allowed_token_ids: _Optional[bytes] = ..., bad_words: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("grammar_id", "kind", "text")
+    __slots__ = ("grammar_id", "text")
     GRAMMAR_ID_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     grammar_id: int
-    kind: str
     text: str
-    def __init__(self, grammar_id: _Optional[int] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+    def __init__(self, grammar_id: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("rows", "token_ids", "statuses", "failure", "step_us", "logprobs", "refusal")

@@ -1,0 +1,107 @@
+"""Matchers of the rows whose output has a form: which tokens may come next.
+
+A matcher takes each token that its row samples and makes the mask of those that may follow. That is the work of
+threads: while forward n+1 runs on the device, token n is taken and the mask for n+1 is made. Only ``masks`` waits for
+it, and only a step with such rows asks. A new row's grammar is compiled by a thread of its own, so that rows which run
+need not wait for it. A row that goes on after a preemption has its output taken first.
+
+A matcher that fails (its grammar is not usable or passes a limit, or its row sampled what it rules out) allows nothing
+any more, so that its row alone fails.
+
+Invariant: one thread at a time uses a matcher: the compiling one until the row is ready, then the advancing one.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpu_worker.batch_plan import Int32s
+from gpu_worker.token_masks import Words, num_words
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from gpu_worker.grammar_vocabulary import GrammarVocabulary
+
+ReadTokens = Callable[[], tuple[Int32s, Int32s]]
+"""Waits for a step; token ids and statuses of the rows that sampled."""
+
+
+class _RowMatcher:
+    """One row's matcher, from the row's begin to its release."""
+
+    __slots__ = ("mask", "matcher", "ready")
+
+    def __init__(self, mask: Words) -> None:
+        self.matcher: LLMatcher | None = None
+        self.mask = mask
+        """What may come next, once ``ready`` is done."""
+        self.ready: Future[None] = Future()
+
+
+class Matchers:
+    """Of all rows that have a grammar."""
+
+    def __init__(self, vocabulary: "GrammarVocabulary | None", vocab_size: int) -> None:
+        """Without a vocabulary no grammar is usable."""
+        self._vocabulary = vocabulary
+        self._nothing = np.zeros(num_words(vocab_size), dtype=np.int32)
+        self._rows: dict[int, _RowMatcher] = {}
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._advancing = ThreadPoolExecutor(1, thread_name_prefix="matchers")
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._rows
+
+    def reset(self) -> None:
+        """All rows are gone."""
+        self._rows.clear()
+
+    def begin(self, row: int, grammar: str, output: Int32s) -> None:
+        """A row with a grammar begins, with the output it has so far."""
+        entry = self._rows[row] = _RowMatcher(self._nothing)
+        entry.ready = self._compiling.submit(self._compile, entry, grammar, output.tolist())
+
+    def release(self, row: int) -> None:
+        """A row ends; one without a grammar may be named too."""
+        self._rows.pop(row, None)
+
+    def masks(self, rows: Iterable[int]) -> list[Words]:
+        """What rows with a grammar may sample next; waits until all their tokens are taken."""
+        entries = [self._rows[row] for row in rows]
+        wait(entry.ready for entry in entries)
+        return [entry.mask for entry in entries]
+
+    def advance(self, sampled_rows: Int32s, read: ReadTokens) -> None:
+        """A step was launched: those of its rows that have a grammar take their tokens as soon as they are known."""
+        if not self._rows:
+            return
+        entries = [(place, self._rows[row]) for place, row in enumerate(sampled_rows.tolist()) if row in self._rows]
+        if entries:
+            done = self._advancing.submit(self._take, entries, read)
+            for _, entry in entries:
+                entry.ready = done
+
+    def _compile(self, entry: _RowMatcher, grammar: str, output: list[int]) -> None:
+        if self._vocabulary is None:
+            return
+        entry.matcher = self._vocabulary.matcher(grammar)
+        if output:
+            entry.matcher.consume_tokens(output)
+        [entry.mask] = self._vocabulary.masks([entry.matcher])
+
+    def _take(self, entries: Sequence[tuple[int, _RowMatcher]], read: ReadTokens) -> None:
+        for _, entry in entries:
+            entry.mask = self._nothing  # also that of a row which got no token, until it is released
+        token_ids, statuses = read()
+        taken: list[tuple[_RowMatcher, LLMatcher]] = []
+        for place, entry in entries:
+            if entry.matcher is not None and not statuses[place]:
+                entry.matcher.consume_token(int(token_ids[place]))
+                taken.append((entry, entry.matcher))
+        if taken and self._vocabulary is not None:
+            masks = self._vocabulary.masks([matcher for _, matcher in taken])
+            for (entry, _), mask in zip(taken, masks, strict=True):
+                entry.mask = mask

@@ -1,0 +1,121 @@
+"""`python -m scheduler_svc.front.grammar_process`: turns the forms that callers ask for into grammars, and tries them.
+
+First comes the model's tokenizer, then a form at a time, answered by its grammar in the library's notation or by why
+there is none. A grammar is tried as a worker would use it, under the same limits: compiled, then followed for some
+tokens, so that one that is well-formed but takes too much time or memory to follow is refused before it runs beside
+others.
+"""
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from scheduler_svc.front.child_limits import Answer, serve
+
+MAX_SECONDS = 1.0
+_TRIAL_SECONDS = 0.5
+_TRIAL_TOKENS = 256
+_MAX_MESSAGE = 300
+_NOTHING = "there is no text of this form"
+_LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=100_000, verbose_errors=False)
+_NO_BLANKS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+"""JSON has one blank behind commas and colons and no other: models that like blanks would never come to an end."""
+
+
+class RefusedError(ValueError):
+    """There is no such grammar; the text is for the caller."""
+
+
+def _of_json_schema(schema: str) -> str:
+    return LLMatcher.grammar_from_json_schema(schema, overrides=_NO_BLANKS)  # type: ignore[arg-type]
+
+
+def _of_choice(texts: list[str]) -> str:
+    """As a regular expression of nothing but letters: alternatives may begin alike."""
+    return LLMatcher.grammar_from_regex("|".join("".join(f"\\x{{{ord(char):x}}}" for char in text) for text in texts))
+
+
+def _of_grammar(text: str) -> str:
+    """Lark's notation or GBNF's, whose first rule is ``root``."""
+    try:
+        lark = any_to_lark(text)
+    except Exception as error:  # the converter raises plain ones
+        raise RefusedError(str(error)) from None
+    grammar = json.dumps({"grammars": [{"lark_grammar": lark}]})
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_LIMITS)
+    if messages:
+        # Without a tokenizer the library warns of special tokens, which are never part of a form.
+        raise RefusedError(messages[0] if is_error else "special tokens cannot be part of it")
+    return grammar
+
+
+MAKERS: dict[str, Callable[[Any], str]] = {
+    "json_schema": _of_json_schema,
+    "regex": LLMatcher.grammar_from_regex,
+    "choice": _of_choice,
+    "grammar": _of_grammar,
+}
+"""By kind of form. They raise ValueError."""
+
+
+def try_grammar(tokenizer: LLTokenizer, grammar: str) -> None:
+    """Raises: RefusedError if a worker could not follow it."""
+    deadline = time.process_time() + _TRIAL_SECONDS
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+    numbers = random.Random(0)  # the same trial for everybody
+    for _ in range(_TRIAL_TOKENS):
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        if matcher.is_error():
+            error = matcher.get_error()
+            raise RefusedError(_NOTHING if error.startswith("NoExtension") else error)
+        token_id = _some_token(mask, tokenizer.eos_tokens, numbers)
+        if token_id is None:
+            break
+        matcher.consume_token(token_id)
+        if time.process_time() > deadline:
+            raise RefusedError("it takes too much time to follow")
+
+
+def _some_token(mask: bytes, eos_token_ids: list[int], numbers: random.Random) -> int | None:
+    """One of the tokens that go on; None where nothing but the end is allowed."""
+    left = bytearray(mask)
+    for token_id in eos_token_ids:
+        left[token_id // 8] &= ~(1 << token_id % 8)
+    start = numbers.randrange(len(left))
+    for place in (*range(start, len(left)), *range(start)):
+        if left[place]:
+            bits = [bit for bit in range(8) if left[place] >> bit & 1]
+            found: int = 8 * place + numbers.choice(bits)
+            return found
+    return None
+
+
+def _prepare(first: dict[str, Any]) -> Answer:
+    try:
+        tokenizer = LLTokenizer(
+            first["tokenizer_json"], n_vocab=first["vocab_size"], eos_token=first["eos_token_ids"] or None
+        )
+    except ValueError:
+        tokenizer = None
+
+    def answer(asked: dict[str, Any]) -> dict[str, str]:
+        if tokenizer is None or not first["eos_token_ids"]:
+            return {"refused": "the served model's tokenizer allows no structured output"}
+        try:
+            grammar = MAKERS[asked["kind"]](asked["content"])
+            try_grammar(tokenizer, grammar)
+        except ValueError as error:
+            return {"refused": " ".join(str(error).replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]}
+        return {"grammar": grammar}
+
+    return answer
+
+
+if __name__ == "__main__":
+    sys.exit(serve(_prepare, max_seconds=MAX_SECONDS))
