@@ -22,8 +22,8 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo serve check format test test-gpu bench soak protos clean
-.PHONY: formatted lint types imports protos-lint breaking drift spelling
+.PHONY: help setup demo serve stack check format test test-gpu bench soak protos clean
+.PHONY: formatted lint types imports protos-lint breaking drift spelling deployment
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,8 +54,12 @@ demo: $(VENV)/.runtime ## start the whole stack, stream a chat and eight complet
 serve: $(VENV)/.runtime ## serve a model until Ctrl-C (ARGS="MODEL --port ...")
 	@$(BIN)/python -m pagewire_client.cli serve $(ARGS)
 
-check: $(VENV)/.dev ## format, lint, types, import rules, protos, generated code, spelling
-	@$(MAKE) --no-print-directory --keep-going formatted lint types imports protos-lint breaking drift spelling
+stack: $(VENV)/.dev ## the services of docker-compose.yml as processes of this machine, until Ctrl-C
+	@test -f deploy/secrets/tokens.yaml || deploy/secrets/make.sh
+	@$(BIN)/python deploy/run_stack.py $(ARGS)
+
+check: $(VENV)/.dev ## format, lint, types, import rules, protos, generated code, spelling, deployment files
+	@$(MAKE) --no-print-directory --keep-going formatted lint types imports protos-lint breaking drift spelling deployment
 
 formatted: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -74,6 +78,17 @@ protos-lint: $(VENV)/.dev
 
 spelling: $(VENV)/.dev
 	$(BIN)/codespell
+
+# Envoy's own check wants the descriptors where its container has them; promtool comes with the system's prometheus.
+deployment: $(VENV)/.dev
+	$(BIN)/hadolint scheduler_svc/Dockerfile gpu_worker/Dockerfile
+	@found=$$($(BIN)/compose-lint docker-compose.yml 2>&1) || { echo "$$found"; exit 1; }
+	$(BIN)/kubernetes-validate --strict --quiet $(filter-out %/kustomization.yaml,$(wildcard deploy/k8s/*.yaml))
+	@config=$$(mktemp --suffix .yaml) && trap 'rm -f "$$config"' EXIT \
+	&& sed 's#/etc/envoy/pagewire.binpb#protos/pagewire/v1/pagewire.binpb#' deploy/envoy/envoy.yaml >"$$config" \
+	&& $(BIN)/envoy --mode validate --log-level error --config-path "$$config"
+	@if command -v promtool >/dev/null; then cd deploy/prometheus && promtool check config prometheus.yml; \
+	else echo "promtool: not on this machine, the alert rules are not checked"; fi
 
 format: $(VENV)/.dev ## rewrite files as `make check` wants them
 	$(BIN)/ruff format .

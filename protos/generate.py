@@ -34,6 +34,7 @@ def generate(out: Path) -> None:
         if protoc.main([*args, name]) != 0:
             raise SystemExit(f"protoc failed on {name}")
     public = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "pagewire/v1").glob("*.proto"))
+    public.append("google/rpc/error_details.proto")  # Envoy turns details of errors into JSON only if it knows them
     output = ["--include_imports", f"--descriptor_set_out={out / DESCRIPTORS}"]
     if protoc.main(["protoc", *includes, *output, *public]) != 0:
         raise SystemExit("protoc failed on the descriptor set")
