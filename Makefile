@@ -22,7 +22,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo serve stack check format test test-gpu bench soak protos clean
+.PHONY: help setup demo serve stack check format test coverage test-gpu bench soak protos clean
 .PHONY: formatted lint types imports protos-lint breaking drift spelling deployment
 
 help: ## list the targets
@@ -128,6 +128,11 @@ test-gpu: $(VENV)/.dev ## the tests for a GPU alone, and the stack on it against
 	$(PYTEST) tests/gpu $(ARGS) || status=1; \
 	PAGEWIRE_TEST_DEVICE=cuda $(PYTEST) tests/e2e/test_greedy_e2e.py tests/e2e/test_tiny_llama_e2e.py $(ARGS) || status=1; \
 	exit $$status
+
+# Every branch of the pure core, by the core's own unit tests; a branch that none of them takes fails the target.
+coverage: $(VENV)/.dev ## branch coverage of the scheduler core; fails below 100 %
+	$(BIN)/coverage run --branch --include='scheduler_svc/core/*' -m pytest tests/unit -k core $(ARGS)
+	$(BIN)/coverage report --show-missing --skip-covered --fail-under=100
 
 bench: $(VENV)/.dev ## measure Pagewire on the workloads A to E
 	$(BIN)/python -m benchmarks.run --engine pagewire --workload A,B,C,D,E --json $(ARGS)

@@ -208,3 +208,20 @@ def test_accounts_that_mean_nothing_any_more_are_forgotten() -> None:
 def test_a_weight_must_be_positive() -> None:
     with pytest.raises(ValueError, match="tenant x"):
         CoreBench(config(tenant_weights={"x": 0.0}))
+
+
+def test_a_tenant_that_stops_and_begins_again_behind_another_waits_once() -> None:
+    check_transcript("""
+    core rows=1
+    worker w pages=16 size=4
+    submit a 1..4 max=1 tenant=x
+    submit b 1..4 max=1 tenant=y
+    cancel b
+    submit c 1..4 max=1 tenant=y
+    run
+    ----
+    b ended: cancelled, 0 tokens, in queue
+    2 steps: a +1, c +1
+    a ended: length, 1 tokens, in decode
+    c ended: length, 1 tokens, in decode
+    """)

@@ -7,8 +7,10 @@ from random import Random
 
 import pytest
 
+from scheduler_svc.core.accounts import Accounts
 from scheduler_svc.core.page_hash import HASH_BYTES, NO_PARENT, hash_pages, root_hash
-from scheduler_svc.core.types import PageHash
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.types import NewRequest, PageHash, RequestKey
 
 ROOT = root_hash(b"key", "salt", "model", "adapter")
 
@@ -94,3 +96,16 @@ def test_names_do_not_depend_on_the_hosts_byte_order(monkeypatch: pytest.MonkeyP
     little = names([1, 2, 3, 4])
     monkeypatch.setattr("scheduler_svc.core.page_hash.sys.byteorder", "big")
     assert names(list(swapped)) == little
+
+
+def test_a_request_names_a_page_without_keeping_the_name() -> None:
+    prompt = array("i", range(10))
+    new = NewRequest(key=RequestKey(1), prompt=prompt, page_hashes=names([*range(8)]), root_hash=ROOT, max_tokens=9)
+    account = Accounts({}, by_tenant=False).of("")
+    request = Request(new, (0.0, 0.0, 1), account, priority=0, use_cache=True, now=0.0)
+    request.output.extend([10, 11, 12])
+    chain = names([*range(12)])
+    assert [request.name_at(index, 4) for index in range(4)] == [*chain, None]
+    assert request.hashes == chain[:2]
+    uncached = Request(new, (0.0, 0.0, 2), account, priority=0, use_cache=False, now=0.0)
+    assert uncached.name_at(0, 4) is None

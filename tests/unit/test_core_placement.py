@@ -149,15 +149,48 @@ def test_nothing_moves_to_a_worker_that_cannot_begin_it() -> None:
     """)
 
 
-@pytest.mark.parametrize("pages", [3, 4])
-def test_nothing_moves_where_its_pages_are_not_free(pages: int) -> None:
-    """v could hold b, alone."""
-    bench = CoreBench(config(rows=2, tokens=64), card("u", pages=16), card("v", pages=pages, rows=2), function=counting)
-    bench.submit(0, range(60), 1, stops=())
-    bench.submit(1, [1] * 9, 1, stops=())
-    bench.plan("u")
-    bench.plan("v")
-    bench.finish()
+def test_nothing_moves_where_its_pages_are_not_free() -> None:
+    """b waits for u, which has its prefix and no row; v has a row and, beside c, pages for a part of it."""
+    check_transcript("""
+    core rows=2 tokens=64
+    worker u pages=64 size=4 rows=1 tokens=4
+    worker v pages=12 size=4
+    submit a 31..82 max=2
+    submit b 31..62,99 max=2
+    submit c 1..40 max=4
+    plan u
+    steps 1 v
+    plan v
+    pages v
+    counts
+    ----
+    a admitted on u, 0 cached
+    step 1: a on row 0 page 0 computes 4
+    c admitted on v, 0 cached
+    step 1: c on row 0 pages 0,1,2,3,4,5,6,7,8,9 computes 40
+    step 1: c0
+    c prefilled 40 of 40
+    step 2: c page 10; c decodes; published 0,1,2,3,4,5,6,7,8,9
+    1 free, 11 held, 0 cached
+    running 2, waiting 1, preemptions 0, computed_tokens 45, output_tokens 1, cached_tokens 0, wasted_tokens 0
+    """)
+
+
+def test_outputs_that_share_a_prompt_stay_together() -> None:
+    check_transcript("""
+    core rows=1 tokens=4
+    worker u pages=32 size=4
+    worker v pages=32 size=4
+    submit a 1..40,101 max=1
+    submit b 1..40,102 max=1
+    submit c 1..40,102 max=1 fork=b
+    plan u
+    plan v
+    ----
+    a admitted on u, 0 cached
+    step 1: a on row 0 page 0 computes 4
+    nothing to do
+    """)
 
 
 def test_names_of_homes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
