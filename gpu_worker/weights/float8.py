@@ -1,0 +1,102 @@
+"""FP8 checkpoints (e4m3, arXiv 2209.05433): weights in bytes, inputs quantised when they come (W8A8).
+
+    weight        float8_e4m3fn [out, in]
+    the scale     float: one; or [out] or [out, 1]; or one a block, [out / block, in / block], rounded up
+    input scale   float, optional: fixed for all inputs
+
+Names of the scale: ``weight_scale`` (fbgemm, compressed-tensors and others) or ``weight_scale_inv`` (blocks, as DeepSeek
+writes them; it multiplies all the same). Those of DeepSeek's kind are multiplied in float32, the others in their type.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pagewire_kernels import QuantizedWeight
+
+from gpu_worker.errors import ModelLoadError
+from gpu_worker.weights.quantization_fields import choice, unsupported
+from gpu_worker.weights.stored_module import StoredModule
+
+_SCALE_NAMES = ("weight_scale", "weight_scale_inv")
+_INPUT_SCALE_NAMES = ("input_scale", "activation_scale")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Float8Format:
+    """What the configuration says of all modules."""
+
+    method: str
+    block: tuple[int, int] | None
+    """Outputs and inputs of a block; none: a scale for all or for each output."""
+    marker: str = "weight_scale"
+    endings: tuple[str, ...] = ("weight", *_SCALE_NAMES, *_INPUT_SCALE_NAMES, "input_scale_ub")
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> "Float8Format":
+        """quant_method ``fp8`` or ``fbgemm_fp8``."""
+        choice(fields, "fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+        choice(fields, "scale_fmt", ("float",), "float")
+        choice(fields, "activation_scheme", ("dynamic", "static"), "dynamic")
+        return cls(method="fp8", block=parse_block(fields.get("weight_block_size"), "weight_block_size"))
+
+    @property
+    def label(self) -> str:
+        return "fp8" if self.block is None else f"fp8, block {self.block[0]}x{self.block[1]}"
+
+    def unpack(self, module: StoredModule) -> QuantizedWeight:
+        """Raises ModelLoadError naming the tensor that does not fit."""
+        shape = (module.num_outputs, module.num_inputs)
+        codes = module.take("weight", (torch.float8_e4m3fn,), shape)
+        if bool(codes.view(torch.uint8).bitwise_and(0x7F).eq(0x7F).any()):
+            raise module.error("weight", "holds NaN")
+        ending = next((name for name in _SCALE_NAMES if name in module.tensors), _SCALE_NAMES[0])
+        scales = module.take_scales(ending)
+        scales = scales.float() if ending == "weight_scale_inv" else scales
+        expanded, group_size = self._expanded(module, ending, scales)
+        return QuantizedWeight(
+            codes=codes, scales=expanded, group_size=group_size, bits=8, input_scale=_input_scale(module)
+        )
+
+    def _expanded(self, module: StoredModule, ending: str, scales: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Scales [out, groups] and the group size."""
+        num_outputs, num_inputs = module.num_outputs, module.num_inputs
+        if scales.numel() == 1:
+            return scales.reshape(1, 1).expand(num_outputs, 1).contiguous(), num_inputs
+        if scales.numel() == num_outputs and tuple(scales.shape) in ((num_outputs,), (num_outputs, 1)):
+            return scales.reshape(num_outputs, 1).contiguous(), num_inputs
+        rows, columns = self.block or (num_outputs, num_inputs)
+        blocks = (-(-num_outputs // rows), -(-num_inputs // columns))
+        if self.block is None or tuple(scales.shape) != blocks:
+            wanted = f"1, [{num_outputs}, 1]" + (f" or {list(blocks)}" if self.block else "")
+            raise module.error(ending, f"has shape {list(scales.shape)}; {wanted} is needed")
+        return scales.repeat_interleave(rows, dim=0)[:num_outputs].contiguous(), columns
+
+
+def parse_block(value: Any, name: str) -> tuple[int, int] | None:
+    """A pair of sizes or nothing."""
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or len(value) != 2 or not all(isinstance(size, int) for size in value):
+        raise unsupported(name, value, ("two integers",))
+    rows, columns = value
+    if rows < 1 or columns < 1:
+        raise unsupported(name, value, ("two positive integers",))
+    return int(rows), int(columns)
+
+
+def _input_scale(module: StoredModule) -> float | None:
+    for ending in _INPUT_SCALE_NAMES:
+        if ending in module.tensors:
+            scale = module.take_scales(ending)
+            if scale.numel() != 1 or float(scale) <= 0:
+                raise module.error(ending, f"has shape {list(scale.shape)}; one positive number is needed")
+            return float(scale)
+    return None
+
+
+def refuse_float8_cache(fields: Mapping[str, Any]) -> None:
+    """Scales for keys and values would be ignored silently."""
+    if fields.get("kv_cache_scheme"):
+        raise ModelLoadError("config: quantization_config.kv_cache_scheme is not supported; supported: null")
