@@ -133,10 +133,6 @@ def _architecture(config: Mapping[str, Any]) -> str:
 def _refuse_foreign(config: Mapping[str, Any], architecture: str) -> None:
     if config.get("auto_map"):
         raise ModelLoadError("config: auto_map asks for code from the checkpoint; code from checkpoints is never run")
-    if config.get("quantization_config"):
-        quantization = config["quantization_config"]
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
-        raise ModelLoadError(f"config: quantization_config ({method}) is not supported by this version")
     is_qwen = architecture.startswith("Qwen")
     window = config.get("sliding_window", 4096 if architecture == "MistralForCausalLM" else None)
     if window is not None and config.get("use_sliding_window", not is_qwen):

@@ -25,8 +25,9 @@ from gpu_worker.models.llama import LlamaModel
 from gpu_worker.page_pool import PageShape, allocate_pages, count_pages
 from gpu_worker.request_rows import RowLimits
 from gpu_worker.warm_up import warm_up
+from gpu_worker.weights.checkpoint import Checkpoint
 from gpu_worker.weights.dummy import DummyCheckpoint, fill_with_noise
-from gpu_worker.weights.load import load_weights
+from gpu_worker.weights.load import load_quantized, load_weights
 from gpu_worker.weights.open import open_checkpoint
 from gpu_worker.worker_card import WorkerCard
 
@@ -51,7 +52,8 @@ class Parts:
 def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     """Raises ModelLoadError, PagePoolTooSmallError, ConfigError."""
     is_dummy = config.load_format == "dummy"
-    checkpoint = DummyCheckpoint(config.model) if is_dummy else open_checkpoint(config.model)
+    checkpoint: Checkpoint = DummyCheckpoint(config.model) if is_dummy else open_checkpoint(config.model)
+    _check_quantization(config.quantization, checkpoint)
     device = pick_device(config.device)
     free_before = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     dtype = pick_dtype(config.dtype, checkpoint.config.dtype, device)
@@ -68,13 +70,21 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     if kernels.name == "cpu":
         warn("there is no C compiler (cc): the CPU kernels are slower than they could be")
     try:
-        model = LlamaModel(checkpoint.config, kernels, max_model_len=max_model_len, dtype=dtype, device=device)
+        model = LlamaModel(
+            checkpoint.config,
+            kernels,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            device=device,
+            quantized=checkpoint.quantized_modules,
+        )
     except (RuntimeError, MemoryError) as error:
         raise ModelLoadError(f"the weights cannot be allocated: {str(error).splitlines()[0][:200]}") from None
     if is_dummy:
         fill_with_noise(model.weight_slots())
     else:
         load_weights(checkpoint, model.weight_slots(), warn)
+        load_quantized(checkpoint, model.quantized_linears, kernels, dtype, device)
     dtype_name = str(dtype).removeprefix("torch.")
     card = make_model_card(
         checkpoint,
@@ -121,6 +131,14 @@ def _check_kv_dtype(config: "WorkerConfig", dtype: torch.dtype) -> None:
     if config.kv_cache_dtype not in ("auto", name):
         raise ConfigError(
             f"--kv-cache-dtype '{config.kv_cache_dtype}': not allowed with --dtype {name}; allowed: auto, {name}"
+        )
+
+
+def _check_quantization(insisted: str, checkpoint: Checkpoint) -> None:
+    if insisted not in ("auto", checkpoint.quantization_method):
+        raise ConfigError(
+            f"--quantization '{insisted}': not allowed: {checkpoint.path} holds {checkpoint.quantization or 'floats'}; "
+            f"allowed: auto, {checkpoint.quantization_method}"
         )
 
 

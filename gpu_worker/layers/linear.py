@@ -8,7 +8,6 @@ disagrees.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -66,19 +65,3 @@ def _reorder(weight: torch.Tensor) -> torch.Tensor:
 def _packed_product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
     return product
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFactory:
-    """Makes the parameters of a model: uninitialised, to be filled by the loader, which fails if one is left."""
-
-    dtype: torch.dtype
-    device: torch.device
-    product: Product
-
-    def vector(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=self.dtype, device=self.device)
-
-    def linear(self, num_outputs: int, num_inputs: int, *, bias: bool = False) -> Linear:
-        weight = torch.empty(num_outputs, num_inputs, dtype=self.dtype, device=self.device)
-        return Linear(weight, self.vector(num_outputs) if bias else None, self.product)

@@ -5,15 +5,17 @@ the norms. After the last layer's attention only rows that sample go on: the res
 keys and values are in their pages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from pagewire_kernels import AttentionBatch, KernelSet, QkNorm
 
-from gpu_worker.layers.linear import Linear, TensorFactory
+from gpu_worker.layers.linear import Linear
+from gpu_worker.layers.quantized_linear import QuantizedLinear
 from gpu_worker.layers.rotary import make_cos_sin
+from gpu_worker.layers.tensor_factory import AnyLinear, TensorFactory
 from gpu_worker.model_config import ModelConfig
 
 
@@ -22,93 +24,98 @@ class LlamaLayer:
     """One decoder layer's parameters."""
 
     input_norm: torch.Tensor
-    qkv: Linear
-    output: Linear
+    qkv: AnyLinear
+    output: AnyLinear
     post_attention_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: AnyLinear
+    down: AnyLinear
     qk_norm: QkNorm | None
 
     @classmethod
-    def allocate(cls, config: ModelConfig, make: TensorFactory) -> "LlamaLayer":
+    def allocate(cls, prefix: str, config: ModelConfig, make: TensorFactory) -> "LlamaLayer":
+        """``prefix`` is the layer's in checkpoints' names."""
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         return cls(
-            input_norm=make.vector(hidden),
-            qkv=make.linear(query_size + 2 * kv_size, hidden, bias=config.attention_bias),
-            output=make.linear(hidden, query_size, bias=config.output_bias),
-            post_attention_norm=make.vector(hidden),
-            gate_up=make.linear(2 * inner, hidden, bias=config.mlp_bias),
-            down=make.linear(hidden, inner, bias=config.mlp_bias),
+            input_norm=make.vector(f"{prefix}.input_layernorm.weight", hidden),
+            qkv=make.linear(
+                {f"{attention}.q_proj": query_size, f"{attention}.k_proj": kv_size, f"{attention}.v_proj": kv_size},
+                hidden,
+                bias=config.attention_bias,
+            ),
+            output=make.linear({f"{attention}.o_proj": hidden}, query_size, bias=config.output_bias),
+            post_attention_norm=make.vector(f"{prefix}.post_attention_layernorm.weight", hidden),
+            gate_up=make.linear({f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}, hidden, bias=config.mlp_bias),
+            down=make.linear({f"{mlp}.down_proj": hidden}, inner, bias=config.mlp_bias),
             qk_norm=QkNorm(
-                query_weight=make.vector(config.head_dim),
-                key_weight=make.vector(config.head_dim),
+                query_weight=make.vector(f"{attention}.q_norm.weight", config.head_dim),
+                key_weight=make.vector(f"{attention}.k_norm.weight", config.head_dim),
                 eps=config.rms_norm_eps,
             )
             if config.qk_norm
             else None,
         )
 
-    def projections(self) -> tuple[Linear, ...]:
+    def projections(self) -> tuple[AnyLinear, ...]:
         return self.qkv, self.output, self.gate_up, self.down
-
-    def slots(self, config: ModelConfig) -> dict[str, torch.Tensor]:
-        """Views of the parameters by the names checkpoints use, without the layer's prefix."""
-        query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        parts = (
-            ("self_attn.q_proj", self.qkv, slice(0, query_size)),
-            ("self_attn.k_proj", self.qkv, slice(query_size, query_size + kv_size)),
-            ("self_attn.v_proj", self.qkv, slice(query_size + kv_size, None)),
-            ("self_attn.o_proj", self.output, slice(None)),
-            ("mlp.gate_proj", self.gate_up, slice(0, config.intermediate_size)),
-            ("mlp.up_proj", self.gate_up, slice(config.intermediate_size, None)),
-            ("mlp.down_proj", self.down, slice(None)),
-        )
-        slots = {
-            "input_layernorm.weight": self.input_norm,
-            "post_attention_layernorm.weight": self.post_attention_norm,
-        }
-        if self.qk_norm is not None:
-            slots["self_attn.q_norm.weight"] = self.qk_norm.query_weight
-            slots["self_attn.k_norm.weight"] = self.qk_norm.key_weight
-        for name, linear, rows in parts:
-            slots[f"{name}.weight"] = linear.weight[rows]
-            if linear.bias is not None:
-                slots[f"{name}.bias"] = linear.bias[rows]
-        return slots
 
 
 class LlamaModel:
     """Decoder and head over paged keys and values."""
 
     def __init__(
-        self, config: ModelConfig, kernels: KernelSet, *, max_model_len: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        kernels: KernelSet,
+        *,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantized: Collection[str] = (),
     ) -> None:
-        make = TensorFactory(dtype, device, kernels.linear)
+        """``quantized`` names the checkpoint's quantised modules; a tied head may be one, its embedding is not."""
+        make = TensorFactory(dtype, device, kernels.linear, frozenset(quantized))
         self.config = config
         self.dtype = dtype
         self.device = device
         self._kernels = kernels
         self._scale = config.head_dim**-0.5
         self._cos_sin = make_cos_sin(config.rope, config.head_dim, max_model_len, device)
-        self._embedding = make.linear(config.vocab_size, config.hidden_size).weight
-        self._layers = [LlamaLayer.allocate(config, make) for _ in range(config.num_layers)]
-        self._final_norm = make.vector(config.hidden_size)
-        self._head = Linear(self._embedding)
-        if not config.tie_word_embeddings:
-            self._head = make.linear(config.vocab_size, config.hidden_size)
-        self.num_parameters = sum(slot.numel() for slot in self.weight_slots().values())
+        self._embedding = make.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._layers = [
+            LlamaLayer.allocate(f"model.layers.{number}", config, make) for number in range(config.num_layers)
+        ]
+        self._final_norm = make.vector("model.norm.weight", config.hidden_size)
+        self._head: AnyLinear = Linear(self._embedding)
+        if not config.tie_word_embeddings or "lm_head" in make.quantized:
+            self._head = make.linear({"lm_head": config.vocab_size}, config.hidden_size)
+        self._vocab_size = config.vocab_size
+        self._slots = make.slots
+        self.quantized_linears: Sequence[QuantizedLinear] = make.quantized_linears
+        """Layers to ``fill``, with the embedding's tensors and the rest in ``weight_slots``."""
+        self.num_parameters = sum(slot.numel() for slot in self._slots.values()) + sum(
+            projection.num_outputs * linear.num_inputs
+            for linear in self.quantized_linears
+            for projection in linear.projections
+            if projection.weight is None
+        )
         """A tied matrix counted once."""
-        self.num_weight_bytes = self.num_parameters * dtype.itemsize
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """As the loader filled them; a tied matrix counted once unless the head is quantised."""
+        quantized = sum(linear.num_bytes for linear in self.quantized_linears)
+        in_both = [part.weight for linear in self.quantized_linears for part in linear.projections]
+        return (
+            quantized
+            + sum(slot.nbytes for slot in self._slots.values())
+            - sum(weight.nbytes for weight in in_both if weight is not None)
+        )
 
     def weight_slots(self) -> Mapping[str, torch.Tensor]:
-        """Every parameter a checkpoint must fill, by its name there; valid until ``finish``."""
-        slots = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._final_norm}
-        if not self.config.tie_word_embeddings:
-            slots["lm_head.weight"] = self._head.weight
-        for number, layer in enumerate(self._layers):
-            slots.update({f"model.layers.{number}.{name}": slot for name, slot in layer.slots(self.config).items()})
-        return slots
+        """Every plain parameter a checkpoint must fill, by its name there; valid until ``finish``."""
+        return self._slots
 
     def finish(self, vocab_size: int) -> None:
         """Call once all parameters are filled; they are final then.
@@ -116,7 +123,9 @@ class LlamaModel:
         Never gives logits for ids from ``vocab_size`` on: rows that pad the vocabulary must not be sampled. On a CPU
         the projections are packed where that helps; a tied head then is a second copy of the embedding.
         """
-        self._head = Linear(self._head.weight[:vocab_size])
+        self._vocab_size = vocab_size
+        if isinstance(self._head, Linear):
+            self._head = Linear(self._head.weight[:vocab_size])
         for linear in (self._head, *(linear for layer in self._layers for linear in layer.projections())):
             linear.pack()
 
@@ -137,7 +146,7 @@ class LlamaModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, H] -> logits [R, vocabulary]."""
-        return self._head(hidden)
+        return self._head(hidden)[:, : self._vocab_size].contiguous()
 
     def hidden(
         self,

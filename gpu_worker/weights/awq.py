@@ -31,7 +31,7 @@ class AwqFormat:
     group_size: int
     has_zeros: bool
     method: str = "awq"
-    marker: str = "qweight"
+    markers: tuple[str, ...] = ("qweight",)
     endings: tuple[str, ...] = ("qweight", "qzeros", "scales")
 
     @classmethod
@@ -57,8 +57,9 @@ class AwqFormat:
         group_size = group_size_of(self.group_size, num_inputs)
         if num_outputs % 8 or num_inputs % group_size:
             raise module.error(
-                "qweight", f"of {num_inputs} inputs and {num_outputs} outputs: AWQ needs inputs that groups of "
-                f"{group_size} divide and outputs that 8 divides"
+                "qweight",
+                f"of {num_inputs} inputs and {num_outputs} outputs: AWQ needs inputs that groups of "
+                f"{group_size} divide and outputs that 8 divides",
             )
         groups = num_inputs // group_size
         qweight = module.take("qweight", (torch.int32,), (num_inputs, num_outputs // 8))

@@ -14,7 +14,7 @@ def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """
     if 32 % bits == 0:
         shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
-        codes = (words[:, :, None] >> shifts) & (2**bits - 1)
+        codes: torch.Tensor = (words[:, :, None] >> shifts) & (2**bits - 1)
         return codes.to(torch.uint8).flatten(1)[:, :count].contiguous()
     blocks = -(-words.shape[1] // bits)
     padded = torch.nn.functional.pad(words, (0, blocks * bits - words.shape[1]))
@@ -26,10 +26,10 @@ def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 
 def _code(stream: torch.Tensor, word: int, shift: int, bits: int) -> torch.Tensor:
     """One code of each block: stream int64 [rows, blocks, bits]."""
-    code = stream[..., word] >> shift
+    code: torch.Tensor = stream[..., word] >> shift
     if shift + bits > 32:
         code = code | stream[..., word + 1] << (32 - shift)
-    return code & (2**bits - 1)
+    return code.bitwise_and(2**bits - 1)
 
 
 def num_words(count: int, bits: int) -> int:

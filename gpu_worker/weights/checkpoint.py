@@ -5,12 +5,13 @@ Tensors are memory-mapped and handed out one at a time, so that loading needs ab
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from pagewire_kernels import QuantizedWeight
 
 from gpu_worker.model_config import ModelConfig
 
@@ -39,13 +40,21 @@ class Checkpoint(Protocol):
     config: ModelConfig
     quantization: str
     """Of the stored weights; empty if they are stored as plain floats."""
+    quantization_method: str
+    """The word that ``--quantization`` knows it by: ``none``, ``gguf``, ``awq``, ``gptq``, ..."""
+    quantized_modules: Collection[str]
+    """Modules whose weights ``read_quantized`` gives, and ``names`` does not list; for example ``lm_head``."""
 
     def names(self) -> Sequence[str]:
-        """Names of all tensors."""
+        """Names of all tensors that ``read`` gives."""
         ...
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor on the CPU as floats; it may share memory with the file and must not be written."""
+        ...
+
+    def read_quantized(self, module: str, num_outputs: int, num_inputs: int, device: torch.device) -> QuantizedWeight:
+        """A quantised module's weight, unpacked on ``device``. Raises ModelLoadError naming what does not fit."""
         ...
 
     def text_assets(self) -> TextAssets:

@@ -33,7 +33,7 @@ class PackedFormat:
 
     bits: tuple[int, ...]
     method: str = "compressed-tensors"
-    marker: str = "weight_packed"
+    markers: tuple[str, ...] = ("weight_packed",)
     endings: tuple[str, ...] = ("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
 
     @property
@@ -51,7 +51,8 @@ class PackedFormat:
         scales = scales.reshape(-1, 1).expand(num_outputs, 1).contiguous() if scales.numel() == 1 else scales
         if scales.dim() != 2 or scales.shape[0] != num_outputs or num_inputs % scales.shape[1]:
             raise module.error(
-                "weight_scale", f"has shape {list(scales.shape)}; [{num_outputs}, groups that divide {num_inputs}] is needed"
+                "weight_scale",
+                f"has shape {list(scales.shape)}; [{num_outputs}, groups that divide {num_inputs}] is needed",
             )
         return grouped(
             module,

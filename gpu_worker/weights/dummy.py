@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from pagewire_kernels import QuantizedWeight
 
 from gpu_worker.errors import ModelLoadError
 from gpu_worker.model_config import from_hf_config
@@ -22,6 +23,8 @@ class DummyCheckpoint:
     """A Hugging Face directory whose weights, if there are any, are not read."""
 
     quantization = ""
+    quantization_method = "none"
+    quantized_modules: Collection[str] = ()
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
@@ -35,6 +38,9 @@ class DummyCheckpoint:
 
     def read(self, name: str) -> torch.Tensor:
         raise ModelLoadError(f"{self.path}: tensor {name!r} is missing: the weights are dummies")
+
+    def read_quantized(self, module: str, num_outputs: int, num_inputs: int, device: torch.device) -> QuantizedWeight:
+        raise ModelLoadError(f"{self.path}: {module!r} is missing: the weights are dummies")
 
     def text_assets(self) -> TextAssets:
         return read_text_assets(self.path, self._raw_config)

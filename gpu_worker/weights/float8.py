@@ -4,8 +4,8 @@
     the scale     float: one; or [out] or [out, 1]; or one a block, [out / block, in / block], rounded up
     input scale   float, optional: fixed for all inputs
 
-Names of the scale: ``weight_scale`` (fbgemm, compressed-tensors and others) or ``weight_scale_inv`` (blocks, as DeepSeek
-writes them; it multiplies all the same). Those of DeepSeek's kind are multiplied in float32, the others in their type.
+Names of the scale: ``weight_scale`` (fbgemm, compressed-tensors and others) or ``weight_scale_inv`` (blocks, as
+DeepSeek writes them; it multiplies all the same). DeepSeek's kind is multiplied in float32, the others in their type.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class Float8Format:
     method: str
     block: tuple[int, int] | None
     """Outputs and inputs of a block; none: a scale for all or for each output."""
-    marker: str = "weight_scale"
+    markers: tuple[str, ...] = _SCALE_NAMES
     endings: tuple[str, ...] = ("weight", *_SCALE_NAMES, *_INPUT_SCALE_NAMES, "input_scale_ub")
 
     @classmethod

@@ -5,10 +5,11 @@ each head's rotary pairs interleaved; they are put back into half-split order he
 come from the file's metadata.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
+from pagewire_kernels import QuantizedWeight
 
 from gpu_worker.errors import ModelLoadError
 from gpu_worker.model_config import ModelConfig, RopeConfig
@@ -50,6 +51,8 @@ class GgufCheckpoint:
                 self._tensors[_translate(path, tensor.name)] = tensor
         self.config = self._read_config()
         quantized = {tensor.kind.name for tensor in self._tensors.values()} - _FLOATS.keys()
+        self.quantized_modules: Collection[str] = ()
+        self.quantization_method = "gguf"
         self.quantization = f"gguf {'+'.join(sorted(quantized))}" if quantized else ""
 
     def names(self) -> Sequence[str]:
@@ -62,6 +65,9 @@ class GgufCheckpoint:
         if ".k_proj." in name:
             return self._split_halves(name, values, self.config.num_kv_heads)
         return values
+
+    def read_quantized(self, module: str, num_outputs: int, num_inputs: int, device: torch.device) -> QuantizedWeight:
+        raise ModelLoadError(f"{self.path}: {module!r} is not kept quantised")
 
     def text_assets(self) -> TextAssets:
         return read_text_assets(self.path, self._file.metadata)

@@ -41,7 +41,7 @@ class GptqFormat:
     lends: bool
     """Ones were subtracted from whole words."""
     method: str = "gptq"
-    marker: str = "qweight"
+    markers: tuple[str, ...] = ("qweight",)
     endings: tuple[str, ...] = ("qweight", "qzeros", "scales", "g_idx")
 
     @classmethod
@@ -122,6 +122,4 @@ class GptqFormat:
         if self.lends and 32 % bits == 0:
             ones = sum(1 << shift for shift in range(0, 32, bits))
             return unpack(words + torch.tensor(ones, dtype=torch.int32), bits, num_outputs)
-        return (stored + 1) & (2**bits - 1)
-
-
+        return (stored + 1).bitwise_and_(2**bits - 1)

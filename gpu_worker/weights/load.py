@@ -1,15 +1,18 @@
 """Fills a model's parameters from a checkpoint, strictly.
 
-Every tensor of the checkpoint is used and every parameter is filled, or loading stops with the tensor's name. Two
-exceptions, both without effect on the result: old checkpoints store ``rotary_emb.inv_freq``, which is computed here;
-and a checkpoint with tied embeddings may carry a copy of them as ``lm_head.weight`` (the embedding wins).
+Every tensor of the checkpoint is used and every parameter is filled, or loading stops with the tensor's name. Three
+exceptions, all without effect on the result: old checkpoints store ``rotary_emb.inv_freq``, which is computed here;
+a checkpoint with tied embeddings may carry a copy of them as ``lm_head.weight`` (the embedding wins); and tools that
+quantise give modules without a bias one of zeros.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from pagewire_kernels import KernelSet
 
 from gpu_worker.errors import ModelLoadError
+from gpu_worker.layers.quantized_linear import QuantizedLinear
 from gpu_worker.weights.checkpoint import Checkpoint
 
 _COMPUTED_HERE = ".rotary_emb.inv_freq"
@@ -22,6 +25,7 @@ def load_weights(checkpoint: Checkpoint, slots: Mapping[str, torch.Tensor], warn
     ``warn`` gets one sentence if a stored head differs from the embedding it is tied to. Raises ModelLoadError.
     """
     names = [name for name in checkpoint.names() if not name.endswith(_COMPUTED_HERE)]
+    names = [name for name in names if name in slots or not _is_zero_bias(checkpoint, name)]
     tied = _HEAD not in slots
     missing = sorted(slots.keys() - set(names))
     if missing:
@@ -35,6 +39,37 @@ def load_weights(checkpoint: Checkpoint, slots: Mapping[str, torch.Tensor], warn
         _fill(checkpoint, name, slot)
     if tied and _HEAD in names and not torch.equal(checkpoint.read(_HEAD), checkpoint.read(_EMBEDDING)):
         warn("lm_head.weight differs from the embedding that config.json ties it to; the embedding is used")
+
+
+def load_quantized(
+    checkpoint: Checkpoint,
+    linears: Sequence[QuantizedLinear],
+    kernels: KernelSet,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Unpack and repack layer by layer, so that memory peaks at one layer's codes. Raises ModelLoadError."""
+    wanted = {projection.name for linear in linears for projection in linear.projections if projection.weight is None}
+    strangers = sorted(set(checkpoint.quantized_modules) - wanted)
+    if strangers:
+        raise ModelLoadError(f"{checkpoint.path}: quantised module {strangers[0]!r} has no place in the model")
+    for linear in linears:
+        weights = {
+            projection.name: checkpoint.read_quantized(
+                projection.name, projection.num_outputs, linear.num_inputs, device
+            )
+            for projection in linear.projections
+            if projection.weight is None
+        }
+        try:
+            linear.fill(weights, kernels, dtype)
+        except ValueError as error:
+            raise ModelLoadError(f"{checkpoint.path}: {next(iter(weights))!r}: {error}") from None
+
+
+def _is_zero_bias(checkpoint: Checkpoint, name: str) -> bool:
+    module, _, ending = name.rpartition(".")
+    return ending == "bias" and module in checkpoint.quantized_modules and not bool(checkpoint.read(name).any())
 
 
 def _fill(checkpoint: Checkpoint, name: str, slot: torch.Tensor) -> None:

@@ -36,8 +36,8 @@ class WeightFormat(Protocol):
         ...
 
     @property
-    def marker(self) -> str:
-        """A tensor's ending that shows its module to be quantised."""
+    def markers(self) -> tuple[str, ...]:
+        """Endings of tensors that show their module to be quantised."""
         ...
 
     @property

@@ -6,17 +6,20 @@ opened: unpickling runs code from the file.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from pagewire_kernels import QuantizedWeight
 from safetensors import SafetensorError, safe_open
 
 from gpu_worker.errors import ModelLoadError
 from gpu_worker.model_config import from_hf_config
 from gpu_worker.weights.checkpoint import ByteRange, TextAssets, digest_content
 from gpu_worker.weights.hf_text import read_text_assets
+from gpu_worker.weights.quantization import read_format
+from gpu_worker.weights.stored_module import StoredModule
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -39,24 +42,53 @@ def read_json(path: Path) -> dict[str, Any]:
 class SafetensorsCheckpoint:
     """A directory with config.json and safetensors weights."""
 
-    quantization = ""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._raw_config = read_json(path / "config.json")
         self.config = from_hf_config(self._raw_config)
+        self._format = read_format(path, self._raw_config, read_json)
         self._files = _locate_tensors(path)
         self._handles: dict[Path, Any] = {}
+        self.quantization = "" if self._format is None else self._format.label
+        self.quantization_method = "none" if self._format is None else self._format.method
+        self.quantized_modules: Collection[str] = self._find_quantized()
 
     def names(self) -> Sequence[str]:
-        return sorted(self._files)
+        return sorted(name for name in self._files if not self._is_part(name))
 
-    def read(self, name: str) -> torch.Tensor:
+    def read_quantized(self, module: str, num_outputs: int, num_inputs: int, device: torch.device) -> QuantizedWeight:
+        if self._format is None:
+            raise ModelLoadError(f"{self.path}: {module!r} is not quantised")
+        names = {ending: f"{module}.{ending}" for ending in self._format.endings}
+        stored = StoredModule(
+            path=self.path,
+            name=module,
+            tensors={ending: self._read(name).to(device) for ending, name in names.items() if name in self._files},
+            num_outputs=num_outputs,
+            num_inputs=num_inputs,
+        )
+        return self._format.unpack(stored)
+
+    def _find_quantized(self) -> frozenset[str]:
+        """Modules with a tensor that only quantised ones have."""
+        markers = () if self._format is None else self._format.markers
+        return frozenset(stem for stem, ending in map(_split, self._files) if ending in markers)
+
+    def _is_part(self, name: str) -> bool:
+        """Whether the tensor is read with its quantised module."""
+        stem, ending = _split(name)
+        return self._format is not None and ending in self._format.endings and stem in self.quantized_modules
+
+    def _read(self, name: str) -> torch.Tensor:
         path = self._files[name]
         try:
             tensor: torch.Tensor = self._open(path).get_tensor(name)
         except SafetensorError as error:
             raise ModelLoadError(f"{path}: tensor {name!r} cannot be read ({error})") from None
+        return tensor
+
+    def read(self, name: str) -> torch.Tensor:
+        path, tensor = self._files[name], self._read(name)
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise ModelLoadError(f"{path}: tensor {name!r} has dtype {tensor.dtype}; a plain float type is needed")
         return tensor
@@ -75,6 +107,12 @@ class SafetensorsCheckpoint:
         if path not in self._handles:
             self._handles[path] = _open_file(path)
         return self._handles[path]
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A tensor's module and what follows its name."""
+    module, _, ending = name.rpartition(".")
+    return module, ending
 
 
 def _open_file(path: Path) -> Any:

@@ -72,7 +72,6 @@ def test_divisors_of_a_gguf_file_divide_the_frequencies() -> None:
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*supported: LlamaForCausalLM, Mistral"),
         ({"architectures": ...}, "architectures"),
         ({"auto_map": {"AutoModel": "modeling.Evil"}}, "auto_map.*never run"),
-        ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
         ({"sliding_window": 32}, "sliding_window 32"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -100,7 +99,6 @@ def test_divisors_of_a_gguf_file_divide_the_frequencies() -> None:
         ({"head_dim": float("nan")}, "head_dim is nan; an integer is needed"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
         ({"partial_rotary_factor": []}, "partial_rotary_factor is"),
-        ({"quantization_config": "awq"}, r"quantization_config \(unknown\)"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], named: str) -> None:

@@ -1,0 +1,80 @@
+"""A linear layer of which at least one projection is quantised.
+
+Projections of one input lie one below the other, as in a plain layer, and neighbours of one form (bits, groups, order
+of columns) are one product. Where forms differ, or a checkpoint left some projections as they were, the layer has a
+product for each run of equals and joins their outputs.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from pagewire_kernels import KernelSet, QuantizedProduct, QuantizedWeight
+from pagewire_kernels.quantized import can_concatenate, concatenate
+
+from gpu_worker.layers.linear import Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """One module of a checkpoint that is part of a layer."""
+
+    name: str
+    """For example ``model.layers.0.mlp.up_proj``."""
+    num_outputs: int
+    weight: torch.Tensor | None
+    """[out, in], uninitialised; None: it is quantised."""
+
+
+class QuantizedLinear:
+    """``x @ w.T + bias``: x [T, in] -> [T, out]. Of no use until ``fill``."""
+
+    __slots__ = ("_runs", "bias", "num_bytes", "num_inputs", "projections")
+
+    def __init__(self, projections: Sequence[Projection], num_inputs: int, bias: torch.Tensor | None) -> None:
+        self.projections = tuple(projections)
+        self.num_inputs = num_inputs
+        self.bias = bias
+        self.num_bytes = 0
+        """Of the weights, without the bias."""
+        self._runs: list[tuple[QuantizedProduct | Linear, torch.Tensor | None]] = []
+        """Products and, for those that take one, their part of the bias."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = [run(x) if isinstance(run, Linear) else run(x, bias) for run, bias in self._runs]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def fill(self, weights: Mapping[str, QuantizedWeight], kernels: KernelSet, dtype: torch.dtype) -> None:
+        """Repack the weights of all quantised projections, by name; call once. Raises ValueError from the kernels."""
+        start = 0
+        for run in _runs(self.projections, weights):
+            stop = start + sum(projection.num_outputs for projection in run)
+            bias = None if self.bias is None else self.bias[start:stop]
+            if run[0].weight is not None:
+                product: QuantizedProduct | Linear = Linear(run[0].weight, bias, kernels.linear)
+                self.num_bytes += run[0].weight.nbytes
+            else:
+                product = kernels.prepare_quantized(concatenate([weights[each.name] for each in run]), dtype)
+                self.num_bytes += product.num_bytes
+            self._runs.append((product, bias))
+            start = stop
+
+    def pack(self) -> None:
+        """As a plain layer's: for the projections that are plain."""
+        for run, _ in self._runs:
+            if isinstance(run, Linear):
+                run.pack()
+
+
+def _runs(projections: Iterable[Projection], weights: Mapping[str, QuantizedWeight]) -> Iterable[list[Projection]]:
+    """Neighbours that fit one product; a plain projection is a run of its own."""
+    run: list[Projection] = []
+    for projection in projections:
+        joins = bool(run) and run[0].weight is None and projection.weight is None
+        if joins and can_concatenate(weights[run[0].name], weights[projection.name]):
+            run.append(projection)
+            continue
+        if run:
+            yield run
+        run = [projection]
+    yield run
