@@ -60,11 +60,12 @@ class Batcher:
         """Lets decoding rows go on: looks only at those with an appointment, and at those that sat out."""
         decoding, step_id = self._worker.decoding, self.draft.record.step_id
         asking = self._enter_ready() if decoding.ready else []
-        for residence in decoding.pop_due(step_id):
+        for residence in decoding.due(step_id):
             if residence.computed_before(step_id) == residence.most_computed:
                 self._release_spent(residence)
             else:
                 asking.append(residence)
+        decoding.forget_due(step_id)
         if len(asking) > self._worker.pool.num_available:  # else nobody has to give way to anybody
             asking.sort(key=lambda residence: residence.request.order)
         for residence in asking:
@@ -114,22 +115,19 @@ class Batcher:
 
     def _decode(self, residence: Residence) -> None:
         """One row decodes in this step, if it has or gets the page for it."""
-        decoding, step_id = self._worker.decoding, self.draft.record.step_id
+        worker, step_id = self._worker, self.draft.record.step_id
         computed = residence.computed_before(step_id)
-        to_page = len(residence.pages) * self._worker.page_size - computed  # steps it can do before it needs a page
+        to_page = len(residence.pages) * worker.page_size - computed  # steps it can do before it needs a page
         if to_page == 0:
             if not self._supply.obtain(residence):
                 if residence.lane is not None:
-                    self._worker.sit_out(residence)
+                    worker.sit_out(residence)
                 return
-            to_page = self._worker.page_size
+            to_page = worker.page_size
         if residence.lane is None:
-            decoding.enter(residence, step_id)
+            worker.decoding.enter(residence, step_id)
         to_end = residence.most_computed - computed  # steps it can do before it has sampled all it may
-        if to_end <= to_page:
-            decoding.appoint_final(residence, step_id + to_end - 1)
-        decoding.appoint(residence, step_id + min(to_page, to_end))
-        decoding.appoint_fill(residence, step_id + to_page - 1)
+        worker.decoding.appoint(residence, step_id + (to_page if to_page < to_end else to_end))
 
     def _chunk(self, residence: Residence) -> None:
         """One row computes as many of its known tokens as budget and pages allow."""

@@ -15,30 +15,26 @@ from scheduler_svc.core.types import PageHash, RequestKey
 from scheduler_svc.core.waiting import Parked
 
 
-class _Claim:
-    __slots__ = ("claimer", "parked")
-
-    def __init__(self, claimer: Request) -> None:
-        self.claimer = claimer
-        self.parked: Parked = {}
-
-
 class Claims:
     """Claims on one worker."""
 
-    __slots__ = ("_claims", "_open")
+    __slots__ = ("_claimers", "_names", "_parked")
 
     def __init__(self) -> None:
-        self._claims: dict[PageHash, _Claim] = {}
-        self._open: dict[RequestKey, dict[PageHash, None]] = {}  # names a claimer has yet to publish, in order
+        self._claimers: dict[PageHash, Request] = {}
+        self._parked: dict[PageHash, Parked] = {}  # who waits for a claim, if anybody does
+        self._names: dict[RequestKey, list[PageHash]] = {}  # what each claimed; some of it may have ended
+
+    def __len__(self) -> int:
+        return len(self._claimers)
 
     def claim(self, claimer: Request, hashes: Sequence[PageHash]) -> None:
         """Claims these names, except those that somebody has claimed already."""
-        mine = {page_hash: None for page_hash in hashes if page_hash not in self._claims}
+        claimers = self._claimers
+        mine = [page_hash for page_hash in hashes if page_hash not in claimers]
         if mine:
-            self._open[claimer.key] = mine
-            for page_hash in mine:
-                self._claims[page_hash] = _Claim(claimer)
+            self._names[claimer.key] = mine
+            claimers.update(dict.fromkeys(mine, claimer))
 
     def blocker(self, hashes: Sequence[PageHash], start: int, stop: int) -> PageHash | None:
         """The claim that a request has to wait for whose next page is ``hashes[start]``; None if that is not claimed.
@@ -46,37 +42,41 @@ class Claims:
         Of a run of names with one claimer it is the last: the claimer publishes them in order.
         """
         last: PageHash | None = None
-        claimer: Request | None = None
+        first_claimer: Request | None = None
         for index in range(start, stop):
-            claim = self._claims.get(hashes[index])
-            if claim is None or (claimer is not None and claim.claimer is not claimer):
+            claimer = self._claimers.get(hashes[index])
+            if claimer is None or (first_claimer is not None and claimer is not first_claimer):
                 break
-            last, claimer = hashes[index], claim.claimer
+            last, first_claimer = hashes[index], claimer
         return last
 
     def claimer(self, page_hash: PageHash) -> Request:
         """Who computes a claimed page."""
-        return self._claims[page_hash].claimer
+        return self._claimers[page_hash]
 
     def park(self, request: Request, page_hash: PageHash) -> None:
         """Lets a waiting request wait for a claim's end."""
-        heappush(self._claims[page_hash].parked.setdefault(request.account, []), (request.order, request))
+        parked = self._parked.setdefault(page_hash, {})
+        heappush(parked.setdefault(request.account, []), (request.order, request))
 
     def end(self, page_hash: PageHash) -> Parked:
         """Ends a claim, whoever has it; returns whom it kept waiting."""
-        claim = self._claims.pop(page_hash, None)
-        if claim is None:
+        if self._claimers.pop(page_hash, None) is None:
             return {}
-        mine = self._open[claim.claimer.key]
-        del mine[page_hash]
-        if not mine:
-            del self._open[claim.claimer.key]
-        return claim.parked
+        return self._parked.pop(page_hash, {})
 
     def end_all(self, claimer: Request) -> list[Parked]:
         """Ends all of a claimer's claims; returns whom each of them kept waiting."""
-        return [self._claims.pop(page_hash).parked for page_hash in self._open.pop(claimer.key, ())]
+        claimers = self._claimers
+        names = self._names.pop(claimer.key, ())
+        return [self.end(page_hash) for page_hash in names if claimers.get(page_hash) is claimer]
+
+    def drain(self) -> list[Parked]:
+        """Takes all out that are parked; the claims stay."""
+        parked, self._parked = self._parked, {}
+        return list(parked.values())
 
     def items(self) -> Iterator[tuple[PageHash, Request, Parked]]:
         """Name, claimer and parked requests of every claim."""
-        return ((page_hash, claim.claimer, claim.parked) for page_hash, claim in self._claims.items())
+        parked = self._parked
+        return ((page_hash, claimer, parked.get(page_hash, {})) for page_hash, claimer in self._claimers.items())

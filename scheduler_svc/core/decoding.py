@@ -1,9 +1,8 @@
 """Rows that decode on one worker: each computes its last token every step and samples the next.
 
 Such a row needs no decision in most steps, so nothing is done for it in most steps. It has a *lane*, which says by a
-sum what it does in each step, and appointments: the next step in which the batcher must look at it (``due``), because
-it needs a page or has sampled all it may; the step that fills its page; the step that samples its last token. Planning
-costs what is due, not what runs.
+sum what it does in each step, and an appointment: the next step in which the batcher must look at it (``due``), because
+its page is full or it has sampled all it may with the step before. Planning costs what is due, not what runs.
 
 A row that has to sit out (no page, no budget) loses its lane and is *ready*: it gets a new lane when it goes on.
 
@@ -15,7 +14,7 @@ from bisect import bisect_left, insort
 
 from scheduler_svc.core.accounts import Account
 from scheduler_svc.core.request import Lane, Residence
-from scheduler_svc.core.step import NOBODY, Decoders, Fill
+from scheduler_svc.core.step import NOBODY, Decoders
 from scheduler_svc.core.token_ring import Run
 from scheduler_svc.core.types import Row, StepId
 
@@ -26,8 +25,6 @@ class Decoding:
     __slots__ = (
         "_due",
         "_end",
-        "_fills",
-        "_finals",
         "_gaps",
         "_keys",
         "_lanes",
@@ -51,8 +48,6 @@ class Decoding:
         self._end = 0  # one more than the last row that has a lane
         self._snapshot: Decoders | None = NOBODY
         self._due: dict[int, list[Residence]] = {}
-        self._fills: dict[int, list[Residence]] = {}
-        self._finals: dict[int, list[Residence]] = {}
 
     def snapshot(self) -> Decoders:
         """The lanes as they are now, never changed afterwards; copied only if they changed since the last call."""
@@ -93,7 +88,7 @@ class Decoding:
         residence.num_computed = residence.computed_before(last_step + 1)
         residence.last_step = last_step
         residence.lane = None
-        residence.due_step = residence.fill_step = residence.final_step = 0
+        residence.due_step = 0
         del self.lanes[row]
         index = bisect_left(self._rows, row)
         del self._rows[index], self._lanes[index], self._keys[index]
@@ -109,34 +104,20 @@ class Decoding:
     def appoint(self, residence: Residence, step_id: int) -> None:
         """Looks at a lane again in this step."""
         residence.due_step = step_id
-        self._due.setdefault(step_id, []).append(residence)
+        due = self._due.get(step_id)
+        if due is None:
+            self._due[step_id] = [residence]
+        else:
+            due.append(residence)
 
-    def pop_due(self, step_id: StepId) -> list[Residence]:
-        """The lanes to be looked at now."""
-        return [residence for residence in self._due.pop(step_id, ()) if residence.due_step == step_id]
+    def due(self, step_id: int) -> list[Residence]:
+        """The lanes to be looked at in a step; those that fill their page or sample their last token in the step
+        before it."""
+        return [residence for residence in self._due.get(step_id, ()) if residence.due_step == step_id]
 
-    def appoint_fill(self, residence: Residence, step_id: int) -> None:
-        """A lane's last page is full after this step."""
-        residence.fill_step = step_id
-        self._fills.setdefault(step_id, []).append(residence)
-
-    def pop_fills(self, step_id: StepId) -> list[Fill]:
-        """The pages that lanes fill in this step."""
-        return [
-            (residence.request, len(residence.pages) - 1, residence.pages[-1])
-            for residence in self._fills.pop(step_id, ())
-            if residence.fill_step == step_id
-        ]
-
-    def appoint_final(self, residence: Residence, step_id: int) -> None:
-        """A lane samples the last token it may have in this step."""
-        residence.final_step = step_id
-        self._finals.setdefault(step_id, []).append(residence)
-
-    def pop_finals(self, step_id: StepId) -> list[Lane]:
-        """The lanes that sample their last token in this step."""
-        finals = self._finals.pop(step_id, ())
-        return [residence.lane for residence in finals if residence.final_step == step_id and residence.lane]
+    def forget_due(self, step_id: int) -> None:
+        """The lanes that were due in a step have been looked at."""
+        self._due.pop(step_id, None)
 
     def _runs(self) -> list[Run]:
         runs: list[Run] = []

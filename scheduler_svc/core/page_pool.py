@@ -85,7 +85,14 @@ class PagePool:
 
     def take(self, count: int) -> list[PageId]:
         """``count`` pages for one table; free ones first. There must be so many (``num_available``)."""
-        return [self.take_one() for _ in range(count)]
+        free = self._free
+        if not 0 < count <= len(free):
+            return [self.take_one() for _ in range(count)]
+        pages = free[: -count - 1 : -1]
+        del free[-count:]
+        for page in pages:
+            self.refs[page] = 1
+        return pages
 
     def take_one(self) -> PageId:
         """``take(1)``."""
@@ -114,16 +121,17 @@ class PagePool:
         if after is not None:
             self._deferred.setdefault(after, []).append((pages, hashes))
             return
+        refs, is_named, num_hashes = self.refs, self.cache.is_named, len(hashes)
         for index in range(len(pages) - 1, -1, -1):  # tails first: they shall be evicted first
             page = pages[index]
-            self.refs[page] -= 1
-            if self.cache.is_named(page):
-                if self.refs[page] == 0:
+            count = refs[page] = refs[page] - 1
+            if is_named(page):
+                if count == 0:
                     self._cached[page] = None
                 continue
-            if self.refs[page] == 0:
+            if count == 0:
                 self._free.append(page)
-            if index < len(hashes):
+            if index < num_hashes:
                 self._touch(hashes[index])
 
     def keep(self, page: PageId, step_id: StepId) -> None:
@@ -159,8 +167,7 @@ class PagePool:
     def take_changes(self) -> tuple[Sequence[Published], "array[int]"]:
         """Names given and taken since the last call; a page named and evicted in between is in neither."""
         published, evicted = tuple(self._published.values()), self._evicted
-        if published:
-            self._published = {}
+        self._published.clear()
         self._evicted = array("i")  # the old one is the plan's now
         return published, evicted
 

@@ -86,8 +86,7 @@ class PlanDraft:
         record.decoders = decoding.snapshot()
         if not record.decoders.rows and not record.chunks:
             return None
-        record.fills += decoding.pop_fills(record.step_id)
-        record.finals += decoding.pop_finals(record.step_id)
+        self._see_due(worker)
         plan = self._plan(worker)
         for residence in self._started:
             decoding.ready[residence.row] = residence
@@ -95,6 +94,17 @@ class PlanDraft:
         worker.next_step = StepId(record.step_id + 1)
         worker.num_steps += 1
         return plan
+
+    def _see_due(self, worker: Worker) -> None:
+        """Which lanes fill their page with the step, and which sample the last token they may have."""
+        record, page_size, next_step = self.record, worker.page_size, self.record.step_id + 1
+        for residence in worker.decoding.due(next_step):
+            request, pages = residence.request, residence.pages
+            computed = residence.computed_before(next_step)
+            if computed == len(pages) * page_size and request.hashes is not None:
+                record.fills.append((request, len(pages) - 1, pages[-1]))
+            if computed == residence.most_computed and residence.lane is not None:
+                record.finals.append(residence.lane)
 
     def _plan(self, worker: Worker) -> BatchPlan:
         record = self.record

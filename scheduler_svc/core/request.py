@@ -42,6 +42,8 @@ class Lane(NamedTuple):
 class State(Enum):
     """Where a request is."""
 
+    __hash__ = object.__hash__  # an Enum's own is a call of Python
+
     WAITING = "waiting"
     """Has no row; nothing of it is in flight that could bring a token."""
     RUNNING = "running"
@@ -67,8 +69,6 @@ class Residence:
 
     __slots__ = (
         "due_step",
-        "fill_step",
-        "final_step",
         "has_prompt",
         "lane",
         "last_position",
@@ -101,12 +101,8 @@ class Residence:
         self.lane: Lane | None = None
         self.due_step = 0
         """Step at which the lane needs the batcher: for a page, or because it is at its end."""
-        self.fill_step = 0
-        """Step in which the lane fills its last page."""
         self.has_prompt = False
         """Its pages hold the whole prompt for sure: the step that computed the last of it is done."""
-        self.final_step = 0
-        """Step in which the lane samples the last token it may have, if that is before it is due."""
 
     def computed_before(self, step_id: int) -> int:
         """Tokens computed when all steps before ``step_id`` are done (all planned ones, if there is no lane)."""

@@ -143,17 +143,18 @@ class Application:
     def publish(self) -> None:
         """Names the pages that the step filled, and wakes who waited for them."""
         worker = self._worker
-        page_size = worker.page_size
+        pool, claims, page_size = worker.pool, worker.claims, worker.page_size
         for request, index, page in self._record.fills:
             if (index + 1) * page_size > request.num_prompt:
-                worker.collect(request)
+                worker.collect(request)  # before the ring has come round
             names = request.names(index + 1, page_size)
             if index >= len(names) or request.broken:  # a token of the page was dropped, or it was not reliably written
                 continue
-            worker.pool.publish(page, names[index], names[index - 1] if index else NO_PARENT)
-            parked = worker.claims.end(names[index])
-            if parked:
-                worker.queue.merge(parked)
+            pool.publish(page, names[index], names[index - 1] if index else NO_PARENT)
+            if claims:
+                parked = claims.end(names[index])
+                if parked:
+                    worker.queue.merge(parked)
 
     def finish(self) -> None:
         """Ends or holds requests at their stop token or length; of both, the stop token is the truth."""

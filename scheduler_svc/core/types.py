@@ -25,6 +25,8 @@ PageHash = NewType("PageHash", bytes)
 class EndReason(Enum):
     """Why a request ended. Exactly one is reported for each request."""
 
+    __hash__ = object.__hash__  # an Enum's own is a call of Python
+
     STOP_TOKEN = "stop token"
     STOP_STRING = "stop string"
     LENGTH = "length"

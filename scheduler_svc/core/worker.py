@@ -207,13 +207,13 @@ class Worker:
     def end_claims(self, request: Request) -> None:
         """A request will not publish what it claimed, or not for sure: whoever waits for it goes back to the queue."""
         for parked in self.claims.end_all(request):
-            self.queue.merge(parked)
+            if parked:
+                self.queue.merge(parked)
 
     def drain(self) -> list[Request]:
         """Takes out all requests that wait here, parked ones included."""
-        for _, _, parked in self.claims.items():
-            self.queue.merge(dict(parked))
-            parked.clear()
+        for parked in self.claims.drain():
+            self.queue.merge(parked)
         return self.queue.drain()
 
     def is_idle(self) -> bool:
