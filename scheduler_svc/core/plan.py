@@ -99,10 +99,9 @@ class PlanDraft:
         """Which lanes fill their page with the step, and which sample the last token they may have."""
         record, page_size, next_step = self.record, worker.page_size, self.record.step_id + 1
         for residence in worker.decoding.due(next_step):
-            request, pages = residence.request, residence.pages
-            computed = residence.computed_before(next_step)
-            if computed == len(pages) * page_size and request.hashes is not None:
-                record.fills.append((request, len(pages) - 1, pages[-1]))
+            pages, computed = residence.pages, residence.computed_before(next_step)
+            if computed == len(pages) * page_size:
+                record.fills.append((residence.request, len(pages) - 1, pages[-1]))
             if computed == residence.most_computed and residence.lane is not None:
                 record.finals.append(residence.lane)
 
