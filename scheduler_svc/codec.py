@@ -83,6 +83,11 @@ _STATUSES = {
 }
 
 
+_PLAN_COLUMNS = (
+    *("releases", "append_rows", "append_pages", "copy_sources", "copy_destinations", "chunk_rows", "chunk_tokens"),
+    *("idle_rows", "evicted_pages"),
+)
+"""Columns of a plan that are written as they are."""
 _MAX_INT = 2**31 - 1
 
 
@@ -166,14 +171,17 @@ def _inventory(inventory: Any) -> list[Published]:
 def _result(result: Any) -> WorkerResult | WorkerRefusal:
     if result.HasField("refusal"):
         return WorkerRefusal(reason=result.refusal)
-    rows, token_ids = read_ints(result.rows, "rows"), read_ints(result.token_ids, "token_ids")
-    columns.equal_lengths(rows=rows, token_ids=token_ids)
-    if result.statuses:
-        columns.equal_lengths(rows=rows, statuses=result.statuses)
+    rows, token_ids, statuses = (
+        read_ints(result.rows, "rows"),
+        read_ints(result.token_ids, "token_ids"),
+        result.statuses,
+    )
+    if not len(rows) == len(token_ids) == len(statuses or rows):
+        raise ColumnError(f"{len(rows)} rows, {len(token_ids)} token ids, {len(statuses)} statuses")
     return WorkerResult(
         rows=rows,
         token_ids=token_ids,
-        statuses=result.statuses,
+        statuses=statuses,
         failure=result.failure if result.HasField("failure") else None,
         step_seconds=result.step_us / 1e6,
         logprobs=tuple((each.row, each.SerializeToString()) for each in result.logprobs),
@@ -219,32 +227,17 @@ def heartbeat(session: int, epoch: int) -> bytes:
 
 
 def plan(session: int, epoch: int, batch: BatchPlan) -> bytes:
-    return _worker_frame(session, epoch, batch.step_id, plan=plan_message(batch))
-
-
-def _worker_frame(session: int, epoch: int, step_id: int = 0, **body: Any) -> bytes:
-    frame = worker_pb2.SchedulerFrame(session=session, epoch=epoch, step_id=step_id, **body)
-    return bytes(frame.SerializeToString())
-
-
-def plan_message(batch: BatchPlan) -> Any:
-    """The BatchPlan message; columns that are empty stay unset."""
-    message = worker_pb2.BatchPlan(
-        append_rows=columns.ints(batch.append_rows),
-        append_pages=columns.ints(batch.append_pages),
-        chunk_rows=columns.ints(batch.chunk_rows),
-        chunk_tokens=columns.ints(batch.chunk_tokens),
-        idle_rows=columns.ints(batch.idle_rows),
-        copy_sources=columns.ints(batch.copy_sources),
-        copy_destinations=columns.ints(batch.copy_destinations),
-        evicted_pages=columns.ints(batch.evicted_pages),
-        num_scheduled_rows=batch.num_scheduled_rows,
-        num_scheduled_tokens=batch.num_scheduled_tokens,
-    )
-    if batch.releases:
-        message.releases = columns.ints(batch.releases)
+    """The frame of a plan; columns that are empty stay unset."""
+    frame = worker_pb2.SchedulerFrame(session=session, epoch=epoch, step_id=batch.step_id)
+    message = frame.plan
+    message.num_scheduled_rows = batch.num_scheduled_rows
+    message.num_scheduled_tokens = batch.num_scheduled_tokens
+    for name in _PLAN_COLUMNS:
+        column = getattr(batch, name)
+        if column:
+            setattr(message, name, columns.ints(column))
     if batch.new_rows:
-        message.new_rows.CopyFrom(_new_rows(batch.new_rows))
+        _write_new_rows(message.new_rows, batch.new_rows)
         _add_grammars(message, [row.sampling.grammar for row in batch.new_rows])
     if batch.groups:
         message.group_ids = columns.ints([group.group_id for group in batch.groups])
@@ -253,27 +246,31 @@ def plan_message(batch: BatchPlan) -> Any:
         message.group_rows = columns.ints([row for group in batch.groups for row in group.rows])
     if batch.published:
         message.published_pages = columns.ints([each.page for each in batch.published])
-        message.published_hashes = b"".join(each.hash for each in batch.published)
-        message.published_parents = b"".join(each.parent for each in batch.published)
-    return message
+        message.published_hashes = b"".join([each.hash for each in batch.published])
+        message.published_parents = b"".join([each.parent for each in batch.published])
+    return frame.SerializeToString()
 
 
-def _new_rows(rows: Sequence[NewRow]) -> Any:
+def _worker_frame(session: int, epoch: int, **body: Any) -> bytes:
+    return worker_pb2.SchedulerFrame(session=session, epoch=epoch, **body).SerializeToString()
+
+
+def _write_new_rows(message: Any, rows: Sequence[NewRow]) -> None:
     sampling = [row.sampling for row in rows]
-    return worker_pb2.NewRows(
-        rows=columns.ints([row.row for row in rows]),
-        num_prompt_tokens=columns.ints([row.num_prompt_tokens for row in rows]),
-        num_token_ids=columns.ints([len(row.token_ids) for row in rows]),
-        token_ids=b"".join([columns.ints(row.token_ids) for row in rows]),
-        num_cached_tokens=columns.ints([row.num_cached_tokens for row in rows]),
-        output_indices=columns.ints([each.output_index for each in sampling]),
-        seeds=columns.longs([each.seed for each in sampling]),
-        temperatures=columns.floats([each.temperature for each in sampling]),
-        top_ps=columns.floats([each.top_p for each in sampling]),
-        top_ks=columns.ints([each.top_k for each in sampling]),
-        min_ps=columns.floats([each.min_p for each in sampling]),
-        options=[_row_options(place, each.options) for place, each in enumerate(sampling) if each.options],
-    )
+    message.rows = columns.ints([row.row for row in rows])
+    message.num_prompt_tokens = columns.ints([row.num_prompt_tokens for row in rows])
+    message.num_token_ids = columns.ints([len(row.token_ids) for row in rows])
+    message.token_ids = b"".join([columns.ints(row.token_ids) for row in rows])
+    message.num_cached_tokens = columns.ints([row.num_cached_tokens for row in rows])
+    message.output_indices = columns.ints([each.output_index for each in sampling])
+    message.seeds = columns.longs([each.seed for each in sampling])
+    message.temperatures = columns.floats([each.temperature for each in sampling])
+    message.top_ps = columns.floats([each.top_p for each in sampling])
+    message.top_ks = columns.ints([each.top_k for each in sampling])
+    message.min_ps = columns.floats([each.min_p for each in sampling])
+    for place, each in enumerate(sampling):
+        if each.options:
+            message.options.append(_row_options(place, each.options))
 
 
 def _add_grammars(message: Any, texts: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ Knows nothing of messages. Reading checks lengths: a column that is not whole ra
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 HASH_BYTES = 16
 INT, LONG, FLOAT = "i", "Q", "f"
@@ -27,16 +28,7 @@ def pack(typecode: str, values: Iterable[float]) -> bytes:
     return swapped.tobytes()
 
 
-def ints(values: Iterable[int]) -> bytes:
-    return pack(INT, values)
-
-
-def longs(values: Iterable[int]) -> bytes:
-    return pack(LONG, values)
-
-
-def floats(values: Iterable[float]) -> bytes:
-    return pack(FLOAT, values)
+ints, longs, floats = partial(pack, INT), partial(pack, LONG), partial(pack, FLOAT)
 
 
 def read_ints(content: bytes, name: str) -> "array[int]":
