@@ -238,7 +238,9 @@ def plan(session: int, epoch: int, batch: BatchPlan) -> bytes:
             setattr(message, name, columns.ints(column))
     if batch.new_rows:
         _write_new_rows(message.new_rows, batch.new_rows)
-        _add_grammars(message, [row.sampling.grammar for row in batch.new_rows])
+        grammars = [row.sampling.grammar for row in batch.new_rows]
+        if any(grammars):
+            _add_grammars(message, grammars)
     if batch.groups:
         message.group_ids = columns.ints([group.group_id for group in batch.groups])
         message.group_pages = columns.ints([group.num_pages for group in batch.groups])
@@ -276,9 +278,8 @@ def _write_new_rows(message: Any, rows: Sequence[NewRow]) -> None:
 def _add_grammars(message: Any, texts: Sequence[str]) -> None:
     """The grammars of new rows, each once; outputs of one request have the same."""
     ids = {text: grammar_id for grammar_id, text in enumerate(dict.fromkeys(text for text in texts if text))}
-    if ids:
-        message.grammars.extend(worker_pb2.Grammar(grammar_id=ids[text], text=text) for text in ids)
-        message.new_rows.grammar_ids = columns.ints([ids.get(text, -1) for text in texts])
+    message.grammars.extend(worker_pb2.Grammar(grammar_id=ids[text], text=text) for text in ids)
+    message.new_rows.grammar_ids = columns.ints([ids.get(text, -1) for text in texts])
 
 
 def _row_options(position: int, content: bytes) -> Any:
