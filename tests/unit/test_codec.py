@@ -186,7 +186,8 @@ def test_a_grammar_travels_once_a_plan() -> None:
         return NewRow(row=Row(number), num_prompt_tokens=1, token_ids=ints(1), num_cached_tokens=0, sampling=sampling)
 
     texts = ["{1}", "", "{2}", "{1}"]
-    sent = codec.plan_message(make_plan(new_rows=[row(number, text) for number, text in enumerate(texts)]))
+    plan = make_plan(new_rows=[row(number, text) for number, text in enumerate(texts)])
+    sent = worker_pb2.SchedulerFrame.FromString(codec.plan(1, 1, plan)).plan
     assert [each.text for each in sent.grammars] == ["{1}", "{2}"]
     ids = columns.read_ints(sent.new_rows.grammar_ids, "grammar_ids").tolist()
     assert [{each.grammar_id: each.text for each in sent.grammars}.get(number, "") for number in ids] == texts
