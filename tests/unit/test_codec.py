@@ -191,5 +191,5 @@ def test_a_grammar_travels_once_a_plan() -> None:
     assert [each.text for each in sent.grammars] == ["{1}", "{2}"]
     ids = columns.read_ints(sent.new_rows.grammar_ids, "grammar_ids").tolist()
     assert [{each.grammar_id: each.text for each in sent.grammars}.get(number, "") for number in ids] == texts
-    plain = codec.plan_message(make_plan(new_rows=[row(0, "")]))
+    plain = worker_pb2.SchedulerFrame.FromString(codec.plan(1, 1, make_plan(new_rows=[row(0, "")]))).plan
     assert (len(plain.grammars), plain.new_rows.grammar_ids) == (0, b"")
