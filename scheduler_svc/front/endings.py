@@ -68,8 +68,8 @@ def deadline_error(stage: str, ended: Any = None) -> FrontError:
 
 
 def slow_reader_error() -> FrontError:
-    """The caller does not read."""
-    return ExhaustedError("the caller reads too slowly", reason=Reason.SLOW_READER.value)
+    """The caller does not read. No queue is in its way, so it may come again at once, or nearly."""
+    return ExhaustedError("the caller reads too slowly", reason=Reason.SLOW_READER.value, retry_ms=DEFAULT_RETRY_MS)
 
 
 def rejection_error(rejected: Any, prompt_field: str) -> FrontError:

@@ -33,11 +33,12 @@ def counted(prompt: list[int], count: int) -> tuple[int, ...]:
 class ScriptedStack:
     """``with ScriptedStack() as stack``: listening; ``worker`` adds a worker and waits until it serves.
 
-    ``outputs`` prepares answers of prompts (EOS follows); other prompts count for ever.
+    ``outputs`` prepares answers of prompts (EOS follows); other prompts count for ever. Clients show ``token``.
     """
 
-    def __init__(self, *flags: str, **process: Any) -> None:
+    def __init__(self, *flags: str, token: str | None = None, **process: Any) -> None:
         self.scheduler = SchedulerProcess(*flags, **process)
+        self._token = token
         self.outputs: dict[tuple[int, ...], list[int]] = {tuple(PROBE): list(PROBE_ANSWER.encode())}
         self._clients: list[Client] = []
         prepared = prepared_script(self.outputs)
@@ -57,10 +58,10 @@ class ScriptedStack:
             value.add_note(self.scheduler.log_path.read_text()[-4000:])
         self.scheduler.close()
 
-    def connect(self) -> Client:
+    def connect(self, token: str | None = None) -> Client:
         """One more client with a connection of its own."""
-        scheduler = self.scheduler
-        client = Client(scheduler.target, internal_target=scheduler.internal_target, timeout=30)
+        scheduler, shown = self.scheduler, token or self._token
+        client = Client(scheduler.target, internal_target=scheduler.internal_target, timeout=30, token=shown)
         self._clients.append(client)
         return client
 
