@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import structlog
 import zmq
@@ -222,7 +223,7 @@ class _LinkLoop:
         elif self._state is _State.JOINED and frame.kind == "plan":
             self._plan(frame)
         elif self._state is _State.JOINED and frame.kind == "goodbye":
-            self._leave(f"the scheduler stops: {frame.body.reason}")
+            self._goodbye(frame.body)
 
     def _welcome(self, frame: codec.Frame) -> None:
         if (
@@ -263,6 +264,13 @@ class _LinkLoop:
             return
         self._last_received = frame.step_id
         self._emit(plan)
+
+    def _goodbye(self, goodbye: Any) -> None:
+        if goodbye.for_good:
+            self._state = _State.IDLE
+            self._emit(Stop(reason=f"the scheduler lets this worker go: {goodbye.reason}"))
+        else:
+            self._leave(f"the scheduler stops: {goodbye.reason}")
 
     def _leave(self, reason: str) -> None:
         self._state = _State.IDLE

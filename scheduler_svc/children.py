@@ -97,6 +97,11 @@ class Fronts:
         for front in self._fronts.values():
             front.process.terminate()
 
+    def hurry(self) -> None:
+        """Has those that were asked to end do so at once."""
+        if self._stopping:
+            self.terminate()
+
     def kill(self) -> None:
         """Ends those that are left, at once."""
         self._stopping = True

@@ -7,7 +7,7 @@ their frame is: until then an event is plain fields.
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError
@@ -22,6 +22,7 @@ from scheduler_svc.core.types import (
     Counts,
     Ended,
     EndReason,
+    LiveLimits,
     NewRow,
     PageExplanation,
     PageHash,
@@ -31,6 +32,7 @@ from scheduler_svc.core.types import (
     PrefixQuestion,
     Published,
     SamplingParams,
+    SchedulingPolicy,
     WorkerId,
 )
 from scheduler_svc.messages import (
@@ -41,6 +43,7 @@ from scheduler_svc.messages import (
     FrontScanned,
     FrontStop,
     InvalidSubmission,
+    LimitChanges,
     Query,
     RequestSummary,
     Service,
@@ -218,8 +221,8 @@ def resync(session: int, epoch: int, reason: str) -> bytes:
     return _worker_frame(session, epoch, resync=worker_pb2.Resync(reason=reason))
 
 
-def goodbye(session: int, epoch: int, reason: str) -> bytes:
-    return _worker_frame(session, epoch, goodbye=worker_pb2.Goodbye(reason=reason))
+def goodbye(session: int, epoch: int, reason: str, *, for_good: bool = False) -> bytes:
+    return _worker_frame(session, epoch, goodbye=worker_pb2.Goodbye(reason=reason, for_good=for_good))
 
 
 def heartbeat(session: int, epoch: int) -> bytes:
@@ -388,10 +391,20 @@ def _query(query: Any) -> Query:
         query_id=query.query_id,
         tenant=query.tenant,
         kind=kind,
-        request_id=getattr(query, kind) if kind.endswith("request_id") else "",
-        milliseconds=query.drain_ms if kind == "drain_ms" else 0,
+        request_id=getattr(query, kind) if kind.endswith("_request_id") else "",
+        milliseconds=query.drain_ms if kind == "drain_ms" else None,
+        worker_id=query.remove_worker_id,
+        limits=_limit_changes(query.update_limits) if kind == "update_limits" else None,
         prefix=_prefix(query) if kind == "explain_prefix" else None,
     )
+
+
+def _limit_changes(asked: Any) -> LimitChanges:
+    return LimitChanges(**{f.name: _given(asked, f.name) for f in fields(LimitChanges)})
+
+
+def _given(message: Any, field: str) -> Any:
+    return getattr(message, field) if message.HasField(field) else None
 
 
 def _prefix(query: Any) -> PrefixQuestion | None:
@@ -447,7 +460,10 @@ def _service(service: Service) -> Any:
         hash_key=service.hash_key,
         max_request_tokens=service.max_request_tokens,
         max_num_seqs=service.max_num_seqs,
+        leaving=service.leaving,
         draining=service.draining,
+        drain_ms=service.drain_ms,
+        stalled=service.stalled,
         retry_ms=service.retry_ms,
     )
     if service.model_card:
@@ -527,8 +543,8 @@ def request_failed(key: int, summary: RequestSummary) -> FrontEvent:
 # Answers to queries.
 
 
-def reply(query_id: int, response: bytes = b"", code: Code = Code.OK, message: str = "") -> Any:
-    return front_pb2.Reply(query_id=query_id, response=response, code=code, message=message)
+def reply(query_id: int, response: bytes = b"", code: Code = Code.OK, message: str = "", field: str = "") -> Any:
+    return front_pb2.Reply(query_id=query_id, response=response, code=code, message=message, field=field)
 
 
 def load_response(counts: Counts, num_link_faults: int) -> bytes:
@@ -627,6 +643,19 @@ def prefix_response(pages: Iterable[PageExplanation]) -> bytes:
         ]
     )
     return bytes(response.SerializeToString())
+
+
+def limits_response(limits: LiveLimits, policy: SchedulingPolicy) -> bytes:
+    response = admin_pb2.UpdateLimitsResponse(**asdict(limits), scheduling_policy=policy.value)
+    return bytes(response.SerializeToString())
+
+
+def reset_response(num_pages: int) -> bytes:
+    return bytes(cache_pb2.ResetPrefixCacheResponse(num_pages=num_pages).SerializeToString())
+
+
+def remove_worker_response() -> bytes:
+    return bytes(admin_pb2.RemoveWorkerResponse().SerializeToString())
 
 
 def drain_response() -> bytes:

@@ -68,6 +68,9 @@ class SchedulerConfig(BaseSettings):
         3, description="silence after which a worker is given up"
     )
     drain_seconds: Seconds = Field(30, description="time running requests get when the server stops")
+    drain_notice_seconds: Seconds = Field(
+        0, description="time before that in which health says so, to be balanced away"
+    )
     allow_unauthenticated: bool = Field(False, description="allow a public address without authentication")
     tls_cert: Path | None = Field(None, description="PEM certificates of the public port")
     tls_key: Path | None = Field(None, description="PEM private key of the public port")

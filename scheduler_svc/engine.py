@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import structlog
 import zmq
@@ -21,12 +22,14 @@ from scheduler_svc.core.errors import CoreError, InvariantViolation
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Admitted, CoreConfig, EndReason, StepId, WorkerId
 from scheduler_svc.curve import Doorman
+from scheduler_svc.drain import Drain
 from scheduler_svc.front_desk import FrontDesk
 from scheduler_svc.front_link import FrontLink, FrontLinkEvent, FrontLost
-from scheduler_svc.messages import FrontMessage, Query, Service
+from scheduler_svc.messages import Code, FrontMessage, Query, Service
 from scheduler_svc.queries import Queries
 from scheduler_svc.requests import Output
 from scheduler_svc.router import Router
+from scheduler_svc.stall import Stall
 from scheduler_svc.traced_core import TracedCore, TraceFile
 from scheduler_svc.worker_link import Answered, Joined, LinkEvent, Lost, WorkerLink
 
@@ -48,6 +51,10 @@ class EngineSettings:
     worker_timeout_seconds: float = 3.0
     front_timeout_seconds: float = 3.0
     heartbeat_seconds: float = 0.5
+    drain_seconds: float = 30.0
+    """What running requests get in a drain."""
+    drain_notice_seconds: float = 0.0
+    """How long balancers are told of a drain before requests are refused."""
     curve_dir: Path | None = None
     """Keys of the worker endpoint; None: it is not encrypted."""
     trace_file: TraceFile | None = None
@@ -85,7 +92,8 @@ class Engine:
         self.desk = FrontDesk(self.core, self.fronts, unavailable_retry_ms=retry_ms)
         self._queries = Queries(self.core, self.desk, self.workers)
         self._retry_ms = retry_ms
-        self._drain_until: float | None = None
+        self._drain = Drain()
+        self._stall = Stall(now)
         self._more_waits = False
         self._max_request_tokens = 0
         self._admitted: dict[WorkerId, dict[StepId, list[Output]]] = {}
@@ -118,12 +126,19 @@ class Engine:
         if self._watched.pop(descriptor, None) is not None:
             self._poller.unregister(descriptor)
 
-    def drain(self, seconds: float) -> None:
-        """Takes no more requests; those that still run after ``seconds`` end. Asking again can only shorten it."""
-        until = self._clock() + seconds
-        self._drain_until = until if self._drain_until is None else min(until, self._drain_until)
-        self.desk.draining = True
+    def drain(self, seconds: float | None = None, notice_seconds: float | None = None) -> None:
+        """Tells balancers, then takes no more requests; those that still run after ``seconds`` end.
+
+        None: as configured. Asking again can only shorten it.
+        """
+        notice = self._settings.drain_notice_seconds if notice_seconds is None else notice_seconds
+        self._drain.begin(self._clock(), notice, self._settings.drain_seconds if seconds is None else seconds)
         self._tell_service()
+
+    @property
+    def drain_until(self) -> float:
+        """When running requests are ended; the beginning of time if nobody drains."""
+        return self._drain.until or 0.0
 
     def close(self, reason: str) -> None:
         self.workers.close(reason)
@@ -161,8 +176,9 @@ class Engine:
         broken = self.desk.resumptions.next_expiry()
         if broken is not None:
             due.append(broken - now)
-        if self._drain_until is not None:
-            due.append(max(_RETRY_SECONDS, self._drain_until - now))
+        drain_due = self._drain.next_due(now)
+        if drain_due is not None:
+            due.append(max(_RETRY_SECONDS, drain_due - now))
         return max(0.0, min(due))
 
     def _read_workers(self, now: float) -> bool:
@@ -183,8 +199,20 @@ class Engine:
         if expiry is not None and expiry <= now:
             self.desk.deliver(self.core.expire(now), now)
         self.desk.expire(now)
-        if self._drain_until is not None and now >= self._drain_until and len(self.desk.requests):
+        if self._stall.is_due(now) and self._stall.changes(
+            now, is_stuck=any(map(self._is_stuck, self.workers.worker_ids))
+        ):
+            self._log.error("stalled", is_stalled=self._stall.is_stalled)
+            self._tell_service()
+        if self._drain.refuses(now) and not self.desk.draining:
+            self.desk.draining = True
+            self._tell_service()
+        if self._drain.is_over(now) and len(self.desk.requests):
             self.desk.cancel_all(EndReason.SHUTDOWN, now)
+
+    def _is_stuck(self, worker_id: WorkerId) -> bool:
+        """Whether a worker has requests and nothing is computed for them."""
+        return not self.core.is_idle(worker_id) and not self.workers.is_busy(worker_id)
 
     # Workers.
 
@@ -286,13 +314,24 @@ class Engine:
                 self._answer(event.message, query, now)
 
     def _answer(self, message: FrontMessage, query: Query, now: float) -> None:
-        if query.kind == "drain_ms":
+        if query.kind in ("drain", "drain_ms"):
             self._log.info("drain_asked_for", milliseconds=query.milliseconds)
-            self.drain(query.milliseconds / 1000)
+            self.drain(None if query.milliseconds is None else query.milliseconds / 1000)
             reply = codec.reply(query.query_id, codec.drain_response())
+        elif query.kind == "remove_worker_id":
+            reply = self._remove_worker(query, now)
         else:
             reply = self._queries.reply(query, self.num_link_faults, now)
+            if query.limits is not None:
+                self._tell_service()
         self.fronts.outbox(message.front_id).add_reply(reply)
+
+    def _remove_worker(self, query: Query, now: float) -> Any:
+        worker_id = WorkerId(query.worker_id)
+        if worker_id not in self.workers.worker_ids:
+            return codec.reply(query.query_id, code=Code.NOT_FOUND, message="there is no such worker")
+        self._apply_worker_events(self.workers.dismiss(worker_id, "an operator removes it", now), now)
+        return codec.reply(query.query_id, codec.remove_worker_response())
 
     def _tell_service(self) -> None:
         hellos, model = self.workers.hellos.values(), self.workers.model
@@ -307,8 +346,11 @@ class Engine:
                 page_size=0 if model is None else model.page_size,
                 hash_key=self._settings.hash_key,
                 max_request_tokens=self._max_request_tokens,
-                max_num_seqs=sum(min(self._settings.core.max_num_seqs, hello.max_num_seqs) for hello in hellos),
+                max_num_seqs=sum(min(self.core.limits.max_num_seqs, hello.max_num_seqs) for hello in hellos),
+                leaving=self._drain.until is not None,
                 draining=self.desk.draining,
+                drain_ms=self._drain.ms_left(self._clock()),
+                stalled=self._stall.is_stalled,
                 retry_ms=0 if hellos else self._retry_ms,
             )
         )

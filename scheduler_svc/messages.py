@@ -167,6 +167,17 @@ class FrontScanned:
     index: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitChanges:
+    """Limits to change, by the names of LiveLimits; None: as it is."""
+
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_queued_requests: int | None
+    max_queued_tokens: int | None
+    scheduling_policy: str | None
+
+
 @value(frozen=True, slots=True, kw_only=True)
 class Query:
     """``kind`` is the name of the question in front.proto, or empty for one not known."""
@@ -175,7 +186,9 @@ class Query:
     tenant: str
     kind: str
     request_id: str = ""
-    milliseconds: int = 0
+    milliseconds: int | None = None
+    worker_id: str = ""
+    limits: "LimitChanges | None" = None
     prefix: PrefixQuestion | None = None
     """Of explain_prefix; None if it cannot be read."""
 
@@ -209,7 +222,12 @@ class Service:
     hash_key: bytes = field(repr=False)
     max_request_tokens: int
     max_num_seqs: int
+    leaving: bool = False
+    """Requests are still taken, but balancers shall send no more."""
     draining: bool
+    drain_ms: int = 0
+    """What running requests have left of it."""
+    stalled: bool = False
     retry_ms: int
 
 

@@ -1,7 +1,7 @@
 """The life of the scheduler process: bind, start the fronts, serve, drain, stop.
 
-A first SIGTERM or SIGINT drains: no new requests, running ones get ``--drain-seconds``. A second one ends them at once.
-Fronts are stopped after their requests have ended, while the loop still answers them.
+A first SIGTERM or SIGINT drains: balancers are told, no new requests are taken, running ones get ``--drain-seconds``. A
+second one ends them at once. Fronts are stopped after their requests have ended, while the loop still answers them.
 """
 
 import gc
@@ -97,6 +97,8 @@ class SchedulerProcess:
             front_endpoint=self._front_endpoint,
             hash_key=hash_key,
             worker_timeout_seconds=config.worker_timeout_seconds,
+            drain_seconds=config.drain_seconds,
+            drain_notice_seconds=config.drain_notice_seconds,
             curve_dir=config.zmq_curve_dir,
             trace_file=None if config.trace_file is None else TraceFile(config.trace_file),
             core=CoreConfig(
@@ -175,9 +177,12 @@ class SchedulerProcess:
         self._next_check = 0.0
         if self._num_signals > self._num_obeyed:
             self._num_obeyed = self._num_signals
-            seconds = self._config.drain_seconds if self._num_signals == 1 else 0.0
-            self._log.info("draining", seconds=seconds, requests=len(self._engine.desk.requests))
-            self._engine.drain(seconds)
+            self._log.info("draining", signal=self._num_signals, requests=len(self._engine.desk.requests))
+            if self._num_signals == 1:
+                self._engine.drain()
+            else:
+                self._engine.drain(0.0, notice_seconds=0.0)
+                self._fronts.hurry()
 
     def _checked(self, condition: Callable[[], bool]) -> Callable[[], bool]:
         """The condition, with a look at the fronts now and then."""
@@ -192,9 +197,15 @@ class SchedulerProcess:
         return check
 
     def _stop_fronts(self) -> None:
-        deadline = time.monotonic() + _FRONT_STOP_SECONDS
+        """They write out what has ended; of that a reader may be slow, so they have what is left of the drain."""
+        began = time.monotonic()
+
+        def are_stopped() -> bool:
+            deadline = max(began, self._engine.drain_until) + _FRONT_STOP_SECONDS
+            return self._fronts.num_alive == 0 or time.monotonic() > deadline
+
         self._fronts.terminate()
-        self._engine.run(self._checked(lambda: self._fronts.num_alive == 0 or time.monotonic() > deadline))
+        self._engine.run(self._checked(are_stopped))
 
 
 def run(config: SchedulerConfig) -> int:

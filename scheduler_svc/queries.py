@@ -8,7 +8,9 @@ from scheduler_svc.core.explain import sentence
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import EndReason, RequestKey
 from scheduler_svc.front_desk import FrontDesk
-from scheduler_svc.messages import Code, Query
+from scheduler_svc.limits import LimitRefused
+from scheduler_svc.limits import changed as limits_changed
+from scheduler_svc.messages import Code, LimitChanges, Query
 from scheduler_svc.requests import Request
 from scheduler_svc.worker_link import WorkerLink
 
@@ -16,14 +18,15 @@ from scheduler_svc.worker_link import WorkerLink
 class QueryFailed(Exception):  # noqa: N818 - an answer, not a fault
     """The answer is a status."""
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: Code, message: str, field: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.field = field
 
 
 class Queries:
-    """Answers everything but a drain, which is the engine's."""
+    """Answers everything but what takes a drain or a worker's leave, which are the engine's."""
 
     def __init__(self, core: Scheduler, desk: FrontDesk, workers: WorkerLink) -> None:
         self._core = core
@@ -35,7 +38,7 @@ class Queries:
         try:
             return codec.reply(query.query_id, self._answer(query, num_link_faults, now))
         except QueryFailed as failure:
-            return codec.reply(query.query_id, code=failure.code, message=failure.message)
+            return codec.reply(query.query_id, code=failure.code, message=failure.message, field=failure.field)
 
     def _answer(self, query: Query, num_link_faults: int, now: float) -> bytes:
         if query.kind == "load":
@@ -43,6 +46,10 @@ class Queries:
         if query.kind == "workers":
             devices = {worker_id: hello.device for worker_id, hello in self._workers.hellos.items()}
             return codec.workers_response(self._core.counts(), devices)
+        if query.limits is not None:
+            return self._update_limits(query.limits, now)
+        if query.kind == "reset_prefix_cache":
+            return codec.reset_response(self._core.reset_prefix_cache(now))
         if query.kind == "explain_prefix":
             return self._explain_prefix(query)
         if query.kind not in ("cancel_request_id", "get_request_id", "explain_request_id"):
@@ -52,6 +59,14 @@ class Queries:
         if query.kind == "cancel_request_id":
             return self._cancel(query, now)
         return self._explain(query, now) if query.kind == "explain_request_id" else self._get(query, now)
+
+    def _update_limits(self, asked: LimitChanges, now: float) -> bytes:
+        try:
+            limits = limits_changed(self._core.limits, self._core.started, asked)
+        except LimitRefused as refused:
+            raise QueryFailed(Code.INVALID_ARGUMENT, refused.message, refused.field) from None
+        self._core.update_limits(limits, now)
+        return codec.limits_response(limits, self._core.started.scheduling_policy)
 
     def _cancel(self, query: Query, now: float) -> bytes:
         request = self._desk.requests.by_id(query.tenant, query.request_id)

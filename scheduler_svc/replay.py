@@ -80,7 +80,9 @@ class Replay:
             return card, None
         if name == "commit":
             return trace_format.read_result(written), None
-        if name not in ("cancel", "stop", "scanned", "remove_worker", "plan", "expire"):
+        if name == "update_limits":
+            return trace_format.read_limits(written), None
+        if name not in ("cancel", "stop", "scanned", "remove_worker", "plan", "expire", "reset_prefix_cache"):
             raise ValueError(f"there is no {name!r}")
         subject, detail = (*written, None, None)[:2]
         return subject, EndReason(detail) if name == "cancel" else detail

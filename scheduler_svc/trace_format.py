@@ -26,6 +26,7 @@ from typing import Any, Final
 from scheduler_svc.core.page_hash import NO_PARENT, hash_pages
 from scheduler_svc.core.types import (
     CoreConfig,
+    LiveLimits,
     NewRequest,
     PageHash,
     PageId,
@@ -216,6 +217,16 @@ def read_card(written: Mapping[str, Any]) -> WorkerCard:
         if place in found
     ]
     return WorkerCard(**given, inventory=inventory)
+
+
+def write_limits(limits: LiveLimits) -> dict[str, Any]:
+    """All of them."""
+    return _plain_fields(limits, ())
+
+
+def read_limits(written: Mapping[str, Any]) -> LiveLimits:
+    """Raises: TypeError."""
+    return LiveLimits(**written)
 
 
 def _plain_fields(value: Any, leave_out: Iterable[str]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from scheduler_svc.core.types import (
     CoreConfig,
     EndReason,
     Event,
+    LiveLimits,
     NewRequest,
     RequestKey,
     StepResult,
@@ -118,6 +119,13 @@ class TracedCore(Scheduler):
 
     def expire(self, now: float) -> list[Event]:
         return self._call("expire", now, [], lambda: super(TracedCore, self).expire(now))
+
+    def update_limits(self, limits: LiveLimits, now: float) -> list[Event]:
+        written = trace_format.write_limits(limits)
+        return self._call("update_limits", now, written, lambda: super(TracedCore, self).update_limits(limits, now))
+
+    def reset_prefix_cache(self, now: float) -> int:
+        return self._call("reset_prefix_cache", now, [], lambda: super(TracedCore, self).reset_prefix_cache(now))
 
     def _call(self, name: str, now: float, arguments: Any, call: Callable[[], Answer]) -> Answer:
         outcome = "failed"

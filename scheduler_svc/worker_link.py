@@ -199,6 +199,11 @@ class WorkerLink:
         """Whether plans wait for room in a worker's queue."""
         return any(worker.outgoing for worker in self._by_id.values())
 
+    def is_busy(self, worker_id: WorkerId) -> bool:
+        """Whether a worker has a step to do."""
+        worker = self._by_id.get(worker_id)
+        return worker is not None and bool(worker.in_flight)
+
     def give_up(self, worker_id: WorkerId, reason: str, now: float) -> list[LinkEvent]:
         """Tells a worker to say hello again and forgets it."""
         worker = self._by_id.get(worker_id)
@@ -213,6 +218,14 @@ class WorkerLink:
             self.num_faults += 1
             self._router.send(worker.peer, codec.refusal(self.session, worker.epoch, reason, retryable=False))
             self._lose(worker, reason, now)
+
+    def dismiss(self, worker_id: WorkerId, reason: str, now: float) -> list[LinkEvent]:
+        """Tells a worker to end, and forgets it. Nothing for an unknown one."""
+        worker = self._by_id.get(worker_id)
+        if worker is not None:
+            self._router.send(worker.peer, codec.goodbye(self.session, worker.epoch, reason, for_good=True))
+            self._lose(worker, reason, now)
+        return self._take_events()
 
     def close(self, reason: str) -> None:
         for worker in self._by_id.values():

@@ -39,7 +39,7 @@ class Admission:
     def admit_next(self, before: Order | None) -> Residence | None:
         """Gives the next request that can begin a row; None if none can, or none that comes before ``before``."""
         worker, parked = self._worker, self._draft.parked
-        while worker.free_rows and len(parked) < LOOK_AHEAD:
+        while worker.num_rows_left > 0 and len(parked) < LOOK_AHEAD:
             request = worker.queue.peek()
             if request is None:
                 worker.rates.note_empty()

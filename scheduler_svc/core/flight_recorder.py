@@ -174,7 +174,7 @@ def _why_it_waits(
 ) -> Decision:
     """Why the request whose turn it is did not begin in the step that was just planned."""
     step_id = draft.record.step_id
-    if not worker.free_rows:
+    if worker.num_rows_left <= 0:
         return Decision(now, step_id, What.NO_ROW)
     if plan is not None and plan.num_scheduled_tokens >= worker.max_tokens_per_step:
         return Decision(now, step_id, What.NO_BUDGET, worker.max_tokens_per_step)

@@ -134,6 +134,12 @@ class PagePool:
             if index < num_hashes:
                 self._touch(hashes[index])
 
+    def forget(self) -> int:
+        """Frees every cached page, its name gone; returns how many there were."""
+        count = len(self._cached)
+        self._free += [self._evict() for _ in range(count)]
+        return count
+
     def keep(self, page: PageId, step_id: StepId) -> None:
         """Lets nobody write a held page until a step is done that reads it."""
         self.refs[page] += 1

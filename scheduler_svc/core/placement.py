@@ -108,11 +108,11 @@ class Placement:
         Only what it can begin at once, so nothing moves back and forth, and no outputs that share a prompt. What moved.
         """
         moved: list[Request] = []
-        if not worker.free_rows or worker.prefilling or worker.queue.peek() is not None:
+        if worker.num_rows_left <= 0 or worker.prefilling or worker.queue.peek() is not None:
             return moved
         donor = max((other for other in self.workers.values() if other.is_stuck()), key=_backlog, default=None)
         room, budget = worker.pool.num_available - worker.num_spare_pages, worker.max_tokens_per_step
-        while donor is not None and donor.is_stuck() and budget > 0 and len(moved) < len(worker.free_rows):
+        while donor is not None and donor.is_stuck() and budget > 0 and len(moved) < worker.num_rows_left:
             request = donor.queue.peek()
             if request is None or len(moved) == MOST_MOVED or len(request.family) > 1:
                 break

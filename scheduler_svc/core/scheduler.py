@@ -11,6 +11,7 @@ request ends.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 from scheduler_svc.core import invariants
 from scheduler_svc.core.accounts import Accounts
@@ -34,6 +35,7 @@ from scheduler_svc.core.types import (
     Counts,
     EndReason,
     Event,
+    LiveLimits,
     NewRequest,
     PageExplanation,
     Preempted,
@@ -57,7 +59,7 @@ class Scheduler:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_steps_in_flight"):
             if getattr(config, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        self._config = config
+        self._config = self._started = config
         self._tally = Tally()
         self._accounts = Accounts(config.tenant_weights, config.tenant_fairness)
         self._placement = placement or Placement()
@@ -113,7 +115,8 @@ class Scheduler:
         page_size = self._placement.page_size
         if page_size and card.page_size != page_size:
             raise WorkerRejected(f"page size is {card.page_size}, the other workers have {page_size}")
-        worker = Worker(card, self._config)
+        worker = Worker(card, self._started)
+        worker.limit(self.limits)
         events = self._remove(card.worker_id, now)
         self._placement.join(worker, now)
         return events
@@ -183,6 +186,39 @@ class Scheduler:
         check_hashes(len(question.page_hashes), len(question.prompt), page_size)
         sent = self._history.of(question.tenant, self._registry.newest_first())
         return explain(question, list(self._placement.workers.values()), sent, page_size)
+
+    @property
+    def started(self) -> CoreConfig:
+        """What it began with."""
+        return self._started
+
+    @property
+    def limits(self) -> LiveLimits:
+        """Those in force."""
+        config = self._config
+        return LiveLimits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_queued_requests=config.max_queued_requests,
+            max_queued_tokens=config.max_queued_tokens,
+        )
+
+    def update_limits(self, limits: LiveLimits, now: float) -> list[Event]:
+        """From now on these hold. Requests that run or wait already stay, however many they are.
+
+        Raises: ValueError: a limit that lets nothing run, or more rows or tokens than the core began with.
+        """
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if not 1 <= getattr(limits, name) <= getattr(self._started, name):
+                raise ValueError(f"{name} must lie in 1..{getattr(self._started, name)}")
+        self._config = replace(self._config, **asdict(limits))
+        for worker in self._placement.workers.values():
+            worker.limit(limits)
+        return []
+
+    def reset_prefix_cache(self, now: float) -> int:
+        """Frees every cached page that nobody uses, on all workers; returns how many there were."""
+        return sum(worker.pool.forget() for worker in self._placement.workers.values())
 
     @property
     def num_waiting(self) -> int:

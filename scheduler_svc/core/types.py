@@ -81,6 +81,16 @@ class CoreConfig:
     """Shares of tenants that differ from 1."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveLimits:
+    """The limits of CoreConfig that may change while the core lives, by the same names."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_queued_requests: int
+    max_queued_tokens: int
+
+
 @value(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Carried to the worker untouched."""

@@ -20,7 +20,7 @@ from scheduler_svc.core.step import StepRecord
 from scheduler_svc.core.step_pace import StepPace
 from scheduler_svc.core.stop_tokens import StopTokens
 from scheduler_svc.core.token_ring import TokenRing
-from scheduler_svc.core.types import CoreConfig, PageCounts, PageId, Row, StepId, WorkerCard
+from scheduler_svc.core.types import CoreConfig, LiveLimits, PageCounts, PageId, Row, StepId, WorkerCard
 from scheduler_svc.core.waiting import WaitingQueue
 
 
@@ -38,6 +38,7 @@ class Worker:
         "free_rows",
         "in_flight",
         "load",
+        "max_running",
         "max_tokens_per_step",
         "next_step",
         "num_placed",
@@ -96,12 +97,24 @@ class Worker:
         """Of them those of requests that have not begun."""
         self.num_placed = 0
         self.num_slots = card.num_pages * card.page_size
+        self.max_running = self.num_rows
+        """Most rows that may be in use; fewer than there are once a limit was lowered."""
         self.max_tokens_per_step = min(card.max_num_batched_tokens, config.max_num_batched_tokens)
         limit = card.max_model_len if config.max_model_len is None else min(card.max_model_len, config.max_model_len)
         self.num_spare_pages = int(card.num_pages * config.page_watermark)
         """Most pages kept for rows that run."""
         self.capacity = min(limit, self.num_slots)
         """Most tokens of one request, prompt and output."""
+
+    def limit(self, limits: LiveLimits) -> None:
+        """From now on no more begins, and no larger step, than these let. What runs goes on."""
+        self.max_running = min(self.num_rows, limits.max_num_seqs)
+        self.max_tokens_per_step = min(self.card.max_num_batched_tokens, limits.max_num_batched_tokens)
+
+    @property
+    def num_rows_left(self) -> int:
+        """How many more requests may run now; negative after a limit was lowered below what runs."""
+        return self.max_running - len(self.rows)
 
     def num_pages_for(self, num_tokens: int) -> int:
         """Pages that so many tokens fill, the last one perhaps in part."""
@@ -117,7 +130,7 @@ class Worker:
         head = self.queue.peek()
         if head is None:
             return False
-        return not self.free_rows or head.pages_needed > 0 or self.backlog > 2 * self.max_tokens_per_step
+        return self.num_rows_left <= 0 or head.pages_needed > 0 or self.backlog > 2 * self.max_tokens_per_step
 
     def seat(self, request: Request, pages: list[PageId], num_computed: int) -> Residence:
         """Gives a request a row, and the pages it begins with, which hold its first ``num_computed`` tokens."""

@@ -75,9 +75,15 @@ async def _run(arguments: argparse.Namespace, parent: int) -> int:
         refusals.append(reason)
         stop.set()
 
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     front = Front(_options(arguments), on_refusal=refused)
+
+    def terminated() -> None:
+        if stop.is_set():
+            front.in_flight.hurry()
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         await front.start()
     except (PortInUseError, FileError) as error:

@@ -1,15 +1,13 @@
 # ruff: noqa: N802 (methods are named as in the proto)
-"""pagewire.v1.AdminService: asks the scheduler. Registered on the internal server alone."""
+"""pagewire.v1.AdminService: asks the scheduler. Who may call it is decided before."""
 
-from typing import Any, NoReturn
+from typing import Any
 
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 
 from scheduler_svc.front.caller import CALLER
-from scheduler_svc.front.errors import UnsupportedError
+from scheduler_svc.front.errors import Reason
 from scheduler_svc.front.scheduler_link import SchedulerLink
-
-DEFAULT_DRAIN_MS = 30_000
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc]
@@ -28,17 +26,20 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc]
 
     async def Drain(self, request: Any, context: Any) -> Any:
         """Starts a drain of the whole server."""
-        drain_ms = request.timeout_ms if request.HasField("timeout_ms") else DEFAULT_DRAIN_MS
-        await self._link.query(drain_ms=drain_ms)
+        if request.HasField("timeout_ms"):
+            await self._link.query(drain_ms=request.timeout_ms)
+        else:
+            await self._link.query(drain=True)
         return admin_pb2.DrainResponse()
 
-    async def UpdateLimits(self, request: Any, context: Any) -> NoReturn:
-        """Not built yet."""
-        raise UnsupportedError("AdminService.UpdateLimits")
+    async def UpdateLimits(self, request: Any, context: Any) -> Any:
+        """Changes limits."""
+        return admin_pb2.UpdateLimitsResponse.FromString(await self._link.query(update_limits=request))
 
-    async def RemoveWorker(self, request: Any, context: Any) -> NoReturn:
-        """Not built yet."""
-        raise UnsupportedError("AdminService.RemoveWorker")
+    async def RemoveWorker(self, request: Any, context: Any) -> Any:
+        """Lets a worker go."""
+        reply = await self._link.query(missing=Reason.WORKER_NOT_FOUND, remove_worker_id=request.worker_id)
+        return admin_pb2.RemoveWorkerResponse.FromString(reply)
 
     async def ExplainRequest(self, request: Any, context: Any) -> Any:
         """What the scheduler decided about a request."""

@@ -43,6 +43,6 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):  # type: ignore[misc]
             await self._link.query(CALLER.get().tenant, explain_prefix=question)
         )
 
-    async def ResetPrefixCache(self, request: Any, context: Any) -> NoReturn:
-        """Not built yet."""
-        raise UnsupportedError("CacheService.ResetPrefixCache")
+    async def ResetPrefixCache(self, request: Any, context: Any) -> Any:
+        """Frees what nobody uses."""
+        return cache_pb2.ResetPrefixCacheResponse.FromString(await self._link.query(reset_prefix_cache=True))

@@ -1,6 +1,8 @@
-"""grpc.health.v1: one answer for every service, following the service state.
+"""grpc.health.v1: one answer for every service, following the service state, and one for whether we live.
 
-NOT_SERVING until a worker is there and the model is built, while draining, and after the last worker was lost.
+NOT_SERVING until a worker is there and the model is built, before and while draining, and after the last worker was
+lost. `liveness` is another question, for whoever restarts what is stuck: NOT_SERVING when the scheduler is not heard
+any more, or has work and workers and nothing moves.
 """
 
 import asyncio
@@ -10,6 +12,10 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 from grpc_health.v1._async import HealthServicer
 
+LIVENESS = "liveness"
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
 
 class Health:
     """Keeps the servicer's statuses; changes are applied in order by one task."""
@@ -17,14 +23,14 @@ class Health:
     def __init__(self, services: Sequence[str]) -> None:
         self.servicer: Any = HealthServicer()
         self._services = ("", *services)
-        self._wanted: bool | None = None
-        self._told: bool | None = None
+        self._wanted: dict[str, bool] = {}
+        self._told: dict[str, bool] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def set_serving(self, serving: bool) -> None:
+    def set(self, serving: bool, alive: bool) -> None:
         """All services are serving, or none."""
-        self._wanted = serving
-        if self._task is None and self._told != serving:
+        self._wanted = {**dict.fromkeys(self._services, serving), LIVENESS: alive}
+        if self._task is None and self._told != self._wanted:
             self._task = asyncio.get_running_loop().create_task(self._tell())
 
     async def close(self) -> None:
@@ -35,11 +41,8 @@ class Health:
     async def _tell(self) -> None:
         try:
             while self._told != self._wanted:
-                serving = self._told = self._wanted
-                status = (
-                    health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-                )
-                for service in self._services:
-                    await self.servicer.set(service, status)
+                wanted = self._told = self._wanted
+                for service, good in wanted.items():
+                    await self.servicer.set(service, _SERVING if good else _NOT_SERVING)
         finally:
             self._task = None

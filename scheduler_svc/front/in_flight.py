@@ -12,6 +12,7 @@ class InFlight:
         self._count = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._hurry = asyncio.Event()
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -24,6 +25,19 @@ class InFlight:
             self._count -= 1
             if not self._count:
                 self._idle.set()
+
+    def hurry(self) -> None:
+        """Whoever waits with patience waits no longer."""
+        self._hurry.set()
+
+    async def wait_patiently(self, seconds: float) -> bool:
+        """Whether no call is under way within so long, unless somebody is in a hurry."""
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        idle = asyncio.ensure_future(self._idle.wait())
+        await asyncio.wait((hurry, idle), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        idle.cancel()
+        return not self._count
 
     async def wait_idle(self, seconds: float) -> bool:
         """Whether no call is under way within so long."""

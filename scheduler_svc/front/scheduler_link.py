@@ -36,6 +36,8 @@ MAX_FRAME_BYTES = 4 * 1024 * 1024
 MAX_RECEIVED_BYTES = 256 * 1024 * 1024
 HIGH_WATER_MARK = 1000
 QUERY_SECONDS = 5.0
+NOT_FOUND = 5
+"""Of google.rpc.Code."""
 
 
 class Sink(Protocol):
@@ -160,8 +162,8 @@ class SchedulerLink:
         """Tells that a held ending stands."""
         self._queue("scanned", front_pb2.Scanned(key=key, index=index), 16)
 
-    async def query(self, tenant: str = "", **question: Any) -> bytes:
-        """Asks the scheduler on a tenant's behalf; returns the serialized answer.
+    async def query(self, tenant: str = "", *, missing: Reason = Reason.REQUEST_NOT_FOUND, **question: Any) -> bytes:
+        """Asks the scheduler on a tenant's behalf; returns the serialized answer. `missing` is the reason of NOT_FOUND.
 
         Raises: FrontError as the scheduler says, or UnavailableError if it does not answer.
         """
@@ -180,7 +182,8 @@ class SchedulerLink:
         finally:
             self._queries.pop(query_id, None)
         if reply.code:
-            raise error_of_code(reply.code, reason=_query_reason(reply.code), message=reply.message)
+            reason = missing.value if reply.code == NOT_FOUND else ""
+            raise error_of_code(reply.code, reason=reason, message=reply.message, field=reply.field)
         return bytes(reply.response)
 
     # Sending
@@ -316,7 +319,3 @@ class SchedulerLink:
 
     def _gone(self) -> FrontError:
         return UnavailableError("the scheduler cannot be reached", reason=Reason.SCHEDULER_LOST.value, retry_ms=1000)
-
-
-def _query_reason(code: int) -> str:
-    return Reason.REQUEST_NOT_FOUND.value if code == 5 else ""

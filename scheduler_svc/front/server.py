@@ -122,16 +122,19 @@ class Front:
             self.internal_port = _listen(internal, options.internal_host, options.internal_port)
         if options.health_port is not None:
             self.health_port = _listen(self._health_server(), options.health_host, options.health_port)
-        self._state.listen(self._health.set_serving)
+        self._state.listen(self._health.set)
         for server in self._servers:
             await server.start()
         self.link.start()
 
     async def stop(self, seconds: float) -> None:
-        """Takes no more requests, gives the running ones so long, then ends everything. Idempotent."""
+        """Takes no more requests, gives the running ones so long, or what a drain leaves them, then ends everything.
+
+        Clients are told to go away (GOAWAY) when none is left. Idempotent.
+        """
         self._state.stop()
         await self._health.close()
-        if not await self.in_flight.wait_idle(seconds):
+        if not await self.in_flight.wait_patiently(max(seconds, self._state.drain_seconds_left)):
             self.link.fail_all(UnavailableError("the server stops", reason=Reason.SHUTDOWN.value, retry_ms=1000))
             await self.in_flight.wait_idle(STOP_SECONDS)
         servers, self._servers = self._servers, []

@@ -35,14 +35,16 @@ class Serving:
 class ServiceState:
     """The service as this front sees it."""
 
-    def __init__(self, executor: Executor, on_change: Callable[[bool], None] = lambda serving: None) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._on_change = on_change
+        self._on_change: Callable[[bool, bool], None] = lambda serving, alive: None
         self._service: Any = None
         self._model: ServedModel | None = None
         self._card = b""
         self._build: asyncio.Task[None] | None = None
         self._stopping = False
+        self._is_lost = False
+        self._drain_until = 0.0
 
     @property
     def service(self) -> Any:
@@ -54,10 +56,19 @@ class ServiceState:
         """The model, also while no worker serves it."""
         return self._model
 
-    def listen(self, on_change: Callable[[bool], None]) -> None:
-        """Calls `on_change(serving)` now and whenever the answer may have changed."""
+    def listen(self, on_change: Callable[[bool, bool], None]) -> None:
+        """Calls `on_change(serving, alive)` now and whenever the answer may have changed."""
         self._on_change = on_change
         self._changed()
+
+    @property
+    def drain_seconds_left(self) -> float:
+        """What requests under way may still take; 0 unless the server drains."""
+        return max(0.0, self._drain_until - asyncio.get_running_loop().time())
+
+    def is_alive(self) -> bool:
+        """Whether the scheduler is heard and moves."""
+        return not self._is_lost and not (self._service is not None and self._service.stalled)
 
     def is_serving(self) -> bool:
         """Whether a request may run now."""
@@ -74,6 +85,9 @@ class ServiceState:
     def update(self, service: Any) -> None:
         """The scheduler told what is served now."""
         self._service = service
+        self._is_lost = False
+        if service.draining:
+            self._drain_until = asyncio.get_running_loop().time() + service.drain_ms / 1000
         if service.HasField("model_card"):
             card = service.model_card.SerializeToString(deterministic=True)
             if card != self._card:
@@ -85,6 +99,7 @@ class ServiceState:
     def lost(self) -> None:
         """The scheduler is gone."""
         self._service = None
+        self._is_lost = True
         self._changed()
 
     def stop(self) -> None:
@@ -161,4 +176,5 @@ class ServiceState:
         return worker_pb2.ModelCard.FromString(self._card)
 
     def _changed(self) -> None:
-        self._on_change(self.is_serving())
+        is_leaving = self._service is not None and self._service.leaving
+        self._on_change(self.is_serving() and not is_leaving, self.is_alive())

@@ -359,8 +359,12 @@ async def test_admin_answers_on_the_internal_port_alone() -> None:
             assert [decision.text for decision in explained.decisions] == ["waits"]
             await admin.Drain(admin_pb2.DrainRequest(timeout_ms=5))
             assert stack.scheduler.queries[-1].drain_ms == 5
-            error = await failure(admin.UpdateLimits(admin_pb2.UpdateLimitsRequest()))
-            assert error.code() == grpc.StatusCode.UNIMPLEMENTED
+            await admin.Drain(admin_pb2.DrainRequest())
+            assert stack.scheduler.queries[-1].drain
+            await admin.UpdateLimits(admin_pb2.UpdateLimitsRequest(max_num_seqs=3))
+            assert stack.scheduler.queries[-1].update_limits.max_num_seqs == 3
+            await admin.RemoveWorker(admin_pb2.RemoveWorkerRequest(worker_id="w1"))
+            assert stack.scheduler.queries[-1].remove_worker_id == "w1"
 
 
 async def test_models_are_described() -> None:

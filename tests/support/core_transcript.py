@@ -16,6 +16,8 @@ counts                                what the core counts
 explain a                             what was decided about a
 accounts                              what tenants were charged, in tokens
 prefix 1..20 [salt=1] [tenant=x]      the pages of a prompt explained to a tenant
+limits rows=2                         other limits from now on; also tokens, queue, queued_tokens
+reset                                 every cached page is freed
 hits                                  how prompt pages were found in the prefix cache, and why not
 """
 
@@ -240,6 +242,18 @@ class _Stage:
         )
         texts = [page.status.value + (f" at {page.diverged_at}" if page.diverged_at else "") for page in pages]
         return [", ".join(texts) or "no pages"]
+
+    def _do_limits(self, flags: list[str], options: dict[str, str]) -> list[str]:
+        limits = replace(
+            self._bench.core.limits, **{_CONFIG_WORDS[name]: int(value) for name, value in options.items()}
+        )
+        try:
+            return self._events(self._bench.core.update_limits(limits, self._bench.now))
+        except ValueError as error:
+            return [f"ValueError: {error}"]
+
+    def _do_reset(self, flags: list[str], options: dict[str, str]) -> list[str]:
+        return [f"{self._bench.core.reset_prefix_cache(self._bench.now)} pages freed"]
 
     def _do_hits(self, flags: list[str], options: dict[str, str]) -> list[str]:
         counts = self._bench.core.counts()

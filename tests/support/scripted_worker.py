@@ -225,6 +225,8 @@ class ScriptedWorker:
             self.resyncs.append(frame.resync.reason)
             self._begin_epoch()
         elif kind == "goodbye":
+            if frame.goodbye.for_good:
+                self._stopping.set()
             self._begin_epoch()
         elif kind == "plan" and self._joined:
             faults = self.options.on_plan

@@ -108,6 +108,7 @@ FLAGS: tuple[Flag, ...] = (
             "worker-lost-seconds": "requests of a lost worker wait so long for another (default 5; with serve 60)",
             "worker-timeout-seconds": "a silent worker is given up after so long (default 3)",
             "drain-seconds": "running requests may take so long at a stop (default 30)",
+            "drain-notice-seconds": "health says so this long before requests are refused (default 0)",
             "allow-unauthenticated": "allow a non-loopback host without authentication",
             "health-port": "port for health alone, on any interface (default 0: none)",
             "tls-cert": "PEM certificates of the public port",

@@ -1,4 +1,5 @@
 from pagewire.internal.v1 import worker_pb2 as _worker_pb2
+from pagewire.v1 import admin_pb2 as _admin_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -166,7 +167,7 @@ class Scanned(_message.Message):
     def __init__(self, key: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Query(_message.Message):
-    __slots__ = ("query_id", "tenant", "load", "workers", "cancel_request_id", "get_request_id", "drain_ms", "explain_request_id", "explain_prefix")
+    __slots__ = ("query_id", "tenant", "load", "workers", "cancel_request_id", "get_request_id", "drain_ms", "explain_request_id", "explain_prefix", "drain", "update_limits", "remove_worker_id", "reset_prefix_cache")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +177,10 @@ class Query(_message.Message):
     DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_LIMITS_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RESET_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     query_id: int
     tenant: str
     load: bool
@@ -185,7 +190,11 @@ class Query(_message.Message):
     drain_ms: int
     explain_request_id: str
     explain_prefix: PrefixQuestion
-    def __init__(self, query_id: _Optional[int] = ..., tenant: _Optional[str] = ..., load: _Optional[bool] = ..., workers: _Optional[bool] = ..., cancel_request_id: _Optional[str] = ..., get_request_id: _Optional[str] = ..., drain_ms: _Optional[int] = ..., explain_request_id: _Optional[str] = ..., explain_prefix: _Optional[_Union[PrefixQuestion, _Mapping]] = ...) -> None: ...
+    drain: bool
+    update_limits: _admin_pb2.UpdateLimitsRequest
+    remove_worker_id: str
+    reset_prefix_cache: bool
+    def __init__(self, query_id: _Optional[int] = ..., tenant: _Optional[str] = ..., load: _Optional[bool] = ..., workers: _Optional[bool] = ..., cancel_request_id: _Optional[str] = ..., get_request_id: _Optional[str] = ..., drain_ms: _Optional[int] = ..., explain_request_id: _Optional[str] = ..., explain_prefix: _Optional[_Union[PrefixQuestion, _Mapping]] = ..., drain: _Optional[bool] = ..., update_limits: _Optional[_Union[_admin_pb2.UpdateLimitsRequest, _Mapping]] = ..., remove_worker_id: _Optional[str] = ..., reset_prefix_cache: _Optional[bool] = ...) -> None: ...
 
 class PrefixQuestion(_message.Message):
     __slots__ = ("prompt_token_ids", "page_hashes", "root_hash", "unsalted_root")
@@ -228,7 +237,7 @@ class OutputLogprobs(_message.Message):
     def __init__(self, key: _Optional[int] = ..., logprobs: _Optional[_Union[_worker_pb2.RowLogprobs, _Mapping]] = ...) -> None: ...
 
 class Service(_message.Message):
-    __slots__ = ("model_card", "num_workers", "page_size", "hash_key", "max_request_tokens", "max_num_seqs", "draining", "retry_ms")
+    __slots__ = ("model_card", "num_workers", "page_size", "hash_key", "max_request_tokens", "max_num_seqs", "draining", "retry_ms", "leaving", "drain_ms", "stalled")
     MODEL_CARD_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +246,9 @@ class Service(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     RETRY_MS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
+    STALLED_FIELD_NUMBER: _ClassVar[int]
     model_card: _worker_pb2.ModelCard
     num_workers: int
     page_size: int
@@ -245,7 +257,10 @@ class Service(_message.Message):
     max_num_seqs: int
     draining: bool
     retry_ms: int
-    def __init__(self, model_card: _Optional[_Union[_worker_pb2.ModelCard, _Mapping]] = ..., num_workers: _Optional[int] = ..., page_size: _Optional[int] = ..., hash_key: _Optional[bytes] = ..., max_request_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., draining: _Optional[bool] = ..., retry_ms: _Optional[int] = ...) -> None: ...
+    leaving: bool
+    drain_ms: int
+    stalled: bool
+    def __init__(self, model_card: _Optional[_Union[_worker_pb2.ModelCard, _Mapping]] = ..., num_workers: _Optional[int] = ..., page_size: _Optional[int] = ..., hash_key: _Optional[bytes] = ..., max_request_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., draining: _Optional[bool] = ..., retry_ms: _Optional[int] = ..., leaving: _Optional[bool] = ..., drain_ms: _Optional[int] = ..., stalled: _Optional[bool] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("keys", "token_ids")
@@ -380,13 +395,15 @@ class RequestEnded(_message.Message):
     def __init__(self, reason: _Optional[_Union[EndReason, str]] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., worker_id: _Optional[str] = ..., retry_ms: _Optional[int] = ..., stage: _Optional[str] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("query_id", "response", "code", "message")
+    __slots__ = ("query_id", "response", "code", "message", "field")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
     query_id: int
     response: bytes
     code: int
     message: str
-    def __init__(self, query_id: _Optional[int] = ..., response: _Optional[bytes] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    field: str
+    def __init__(self, query_id: _Optional[int] = ..., response: _Optional[bytes] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...

@@ -184,10 +184,12 @@ class Resync(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Goodbye(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "for_good")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FOR_GOOD_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    for_good: bool
+    def __init__(self, reason: _Optional[str] = ..., for_good: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("last_received_step_id",)
