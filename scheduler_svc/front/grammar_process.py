@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from scheduler_svc.front.child_limits import Answer, serve
+from scheduler_svc.front.closed_schema import closed_schema
 
 MAX_SECONDS = 1.0
 _TRIAL_SECONDS = 0.5
@@ -33,7 +34,7 @@ class RefusedError(ValueError):
 
 
 def _of_json_schema(schema: str) -> str:
-    return LLMatcher.grammar_from_json_schema(schema, overrides=_NO_BLANKS)  # type: ignore[arg-type]
+    return LLMatcher.grammar_from_json_schema(closed_schema(json.loads(schema)), overrides=_NO_BLANKS)  # type: ignore[arg-type]
 
 
 def _of_choice(texts: list[str]) -> str:

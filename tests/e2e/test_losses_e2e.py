@@ -1,6 +1,7 @@
 """Workers that die or hang while streams run: they go on with the reference's tokens, or end with UNAVAILABLE."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -8,8 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from pagewire_client import Client, Delta, HealthStatus, UnavailableError
+from pagewire_client import Client, Delta, Event, HealthStatus, UnavailableError
 from pagewire_client.client import Stream
+from pagewire_client.options import GenerateOptions
 from support.reference_outputs import Reference
 from support.stack import ONE_THREAD, Stack, attached_log, poll_until
 
@@ -98,6 +100,30 @@ def test_a_killed_worker_that_is_replaced(patient: Stack, long_reference: list[R
         load = patient.await_idle()
         assert load.num_preemptions == before + len(long_reference)
         assert patient.health() is HealthStatus.SERVING
+
+
+def test_a_form_goes_on_at_another_worker(patient: Stack) -> None:
+    patient.ensure_one_worker()
+    expression = r'\{"name": "[A-Z][a-z]{2,8}", "words": \["[a-z ]{10,20}"\]\}'
+    wanted: GenerateOptions = {"regex": expression, "temperature": 1.0, "seed": 11, "max_tokens": 80, "n": 2}
+    expected = [output.text for output in patient.client.generate("A person, as JSON:", **wanted).outputs]
+    assert all(re.fullmatch(expression, text) for text in expected)
+    with attached_log(patient):
+        stream = patient.client.stream("A person, as JSON:", **wanted)
+        texts = ["", ""]
+        while not all(texts):
+            _add_text(next(stream), texts)
+        patient.kill_worker()
+        patient.start_worker()
+        for event in stream:
+            _add_text(event, texts)
+        assert texts == expected
+        patient.await_idle()
+
+
+def _add_text(event: Event, texts: list[str]) -> None:
+    if isinstance(event, Delta):
+        texts[event.index] += event.text
 
 
 def test_a_stopped_worker_that_goes_on_soon(patient: Stack, long_reference: list[Reference]) -> None:

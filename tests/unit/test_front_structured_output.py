@@ -1,5 +1,6 @@
 """Forms that callers ask for: those that can be followed become grammars, all others are refused, in little time."""
 
+import copy
 import json
 import re
 import time
@@ -10,6 +11,7 @@ import pytest
 from pagewire.v1 import generation_pb2 as pb
 from support.fake_scheduler import toy_card
 
+from scheduler_svc.front.closed_schema import closed_schema
 from scheduler_svc.front.grammar_pool import GrammarPool, GrammarRefusedError
 from scheduler_svc.front.structured_output import MAX_BYTES, form_of, structured_faults
 
@@ -141,3 +143,44 @@ def test_a_model_without_an_end_of_sequence_token_gives_no_form() -> None:
     with pytest.raises(GrammarRefusedError, match="served model's tokenizer"):
         pool.make("regex", "a")
     pool.close()
+
+
+A, B = {"a": {"type": "integer"}}, {"b": {"properties": {"properties": {"type": "null"}}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        ({"properties": A}, {"properties": A, "additionalProperties": False}),
+        (
+            {"anyOf": [{"properties": A}, {"items": {"properties": A}}]},
+            {
+                "anyOf": [
+                    {"properties": A, "additionalProperties": False},
+                    {"items": {"properties": A, "additionalProperties": False}},
+                ]
+            },
+        ),
+        (
+            {"properties": B},
+            {
+                "properties": {"b": {"properties": {"properties": {"type": "null"}}, "additionalProperties": False}},
+                "additionalProperties": False,
+            },
+        ),
+        *(
+            (same, same)
+            for same in (
+                {},
+                {"type": "object"},
+                {"properties": A, "additionalProperties": {"type": "null"}},
+                {"properties": A, "patternProperties": {"x": {}}},
+                {"allOf": [{"properties": A}, {"properties": B}]},
+                {"properties": A, "anyOf": [{"required": ["a"]}]},
+                {"items": {"$defs": {"x": {"properties": A, "$ref": "#"}}}, "properties": A},
+            )
+        ),
+    ],
+)
+def test_listed_properties_are_all_there_are(schema: dict[str, Any], closed: dict[str, Any]) -> None:
+    assert closed_schema(copy.deepcopy(schema)) == closed
