@@ -5,6 +5,7 @@ the frame is used. Writing trusts its caller. Kinds of events to fronts are made
 their frame is: until then an event is plain fields.
 """
 
+import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -35,9 +36,12 @@ from scheduler_svc.core.types import (
     SchedulingPolicy,
     WorkerId,
 )
+from scheduler_svc.histogram import Histogram
 from scheduler_svc.messages import (
+    STATUS_OF_END,
     Code,
     FrontCancel,
+    FrontFigures,
     FrontMessage,
     FrontResume,
     FrontScanned,
@@ -75,15 +79,9 @@ _FINISH_REASONS = {
     EndReason.DEADLINE: generation_pb2.FINISH_REASON_DEADLINE,
 }
 
-_STATUSES = {
-    EndReason.CANCELLED: Code.CANCELLED,
-    EndReason.DEADLINE: Code.DEADLINE_EXCEEDED,
-    EndReason.WORKER_LOST: Code.UNAVAILABLE,
-    EndReason.SHUTDOWN: Code.UNAVAILABLE,
-    EndReason.NAN: Code.INTERNAL,
-    EndReason.GRAMMAR: Code.INTERNAL,
-    EndReason.STEP_FAILED: Code.INTERNAL,
-}
+_CODES = {int(code): code for code in Code}
+_MAX_KINDS = 64
+_REASON = re.compile(r"[A-Z_]{1,40}")
 
 
 _PLAN_COLUMNS = (
@@ -312,13 +310,40 @@ def read_front_frame(content: bytes) -> FrontMessage:
         protocol_version=None if hello is None else hello.protocol_version,
         pid=0 if hello is None else hello.pid,
         submissions=[_submission(submit) for submit in frame.submits],
-        cancels=[FrontCancel(key=each.key, deadline=each.deadline, broken=each.broken) for each in frame.cancels],
+        cancels=[_cancel(each) for each in frame.cancels],
         stops=[
             FrontStop(key=each.key, index=each.index, num_output_tokens=each.num_output_tokens) for each in frame.stops
         ],
         scanned=[FrontScanned(key=each.key, index=each.index) for each in frame.scanned],
         queries=[_query(query) for query in frame.queries],
         resumes=[FrontResume(key=each.key, tenant=each.tenant, request_id=each.request_id) for each in frame.resumes],
+        figures=_figures(frame.figures) if frame.HasField("figures") else None,
+    )
+
+
+def _cancel(cancel: Any) -> FrontCancel:
+    code = _CODES.get(cancel.code) if cancel.code else None
+    return FrontCancel(key=cancel.key, deadline=cancel.deadline, broken=cancel.broken, code=code)
+
+
+def _figures(figures: Any) -> FrontFigures:
+    """Raises: FrameError."""
+    if len(figures.refused) > _MAX_KINDS:
+        raise FrameError(f"requests refused for {len(figures.refused)} reasons")
+    try:
+        stall_counts = columns.read_longs(figures.stall_counts, "stall_counts")
+    except ColumnError as error:
+        raise FrameError(str(error)) from error
+    return FrontFigures(
+        refused={
+            (
+                _CODES.get(each.code, Code.UNKNOWN),
+                each.reason if _REASON.fullmatch(each.reason) else "OTHER",
+            ): each.count
+            for each in figures.refused
+        },
+        stall_counts=stall_counts,
+        stall_seconds=figures.stall_seconds,
     )
 
 
@@ -547,7 +572,7 @@ def reply(query_id: int, response: bytes = b"", code: Code = Code.OK, message: s
     return front_pb2.Reply(query_id=query_id, response=response, code=code, message=message, field=field)
 
 
-def load_response(counts: Counts, num_link_faults: int) -> bytes:
+def load_response(counts: Counts, num_link_faults: int, first_token: Histogram, inter_token: Histogram) -> bytes:
     pages = counts.pages.values()
     response = admin_pb2.GetLoadResponse(
         num_requests_running=counts.num_running,
@@ -571,8 +596,14 @@ def load_response(counts: Counts, num_link_faults: int) -> bytes:
         num_salted_pages=counts.num_salted_pages,
         num_tail_pages=counts.num_tail_pages,
         page_waste_ratio=counts.page_waste_ratio,
+        first_token_seconds=_distribution(first_token),
+        inter_token_seconds=_distribution(inter_token),
     )
     return bytes(response.SerializeToString())
+
+
+def _distribution(histogram: Histogram) -> Any:
+    return admin_pb2.Distribution(bounds=histogram.bounds, counts=histogram.counts, sum=histogram.total)
 
 
 def workers_response(counts: Counts, devices: Mapping[WorkerId, str]) -> bytes:
@@ -608,8 +639,8 @@ def request_response(
         ),
         finished=[_finished(index, ended) for index, ended in endings],
     )
-    if summary.reason in _STATUSES and not summary.elsewhere:
-        response.status.code = _STATUSES[summary.reason]
+    if summary.reason in STATUS_OF_END and not summary.elsewhere:
+        response.status.code = STATUS_OF_END[summary.reason]
         response.status.message = f"the request ended: {summary.reason.value}"
     return bytes(response.SerializeToString())
 

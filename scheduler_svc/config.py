@@ -36,8 +36,9 @@ class SchedulerConfig(BaseSettings):
     host: str = Field("127.0.0.1", min_length=1, description="address of the public port")
     port: Port = Field(50051, description="public gRPC port")
     internal_port: Annotated[int, Field(ge=0, le=65535)] = Field(50052, description="loopback port; 0: none")
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(9464, description="reserved for metrics")
     health_port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="health alone, on any interface; 0: none")
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(9464, description="Prometheus metrics; 0: none")
+    metrics_host: str = Field("127.0.0.1", min_length=1, description="address of the metrics port")
     front_processes: Annotated[int, Field(ge=1, le=64)] = Field(1, description="front processes")
     worker_endpoint: str = Field("", description="where workers connect: ipc://PATH or tcp://ADDRESS:PORT")
     zmq_curve_dir: Path | None = Field(None, description="keys of the worker endpoint, made if not there")
@@ -115,6 +116,8 @@ class SchedulerConfig(BaseSettings):
                 f"--host {self.host}: without authentication (--auth-tokens-file, --auth-jwks-file or --tls-client-ca) "
                 "only a loopback address is allowed, unless --allow-unauthenticated is given"
             )
+        if self.metrics_port and self.metrics_port in (self.port, self.internal_port):
+            raise ValueError(f"--metrics-port {self.metrics_port}: must differ from --port and --internal-port")
         if self.internal_port == self.port:
             raise ValueError(f"--internal-port {self.internal_port}: must differ from --port")
         return self

@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 import zmq
 
-from scheduler_svc import codec
+from scheduler_svc import codec, exposition
 from scheduler_svc.core.errors import CoreError, InvariantViolation
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Admitted, CoreConfig, EndReason, StepId, WorkerId
@@ -108,6 +108,13 @@ class Engine:
     def is_drained(self) -> bool:
         """Draining was asked for and no request is left, nor anything to tell a front."""
         return self.desk.draining and not len(self.desk.requests) and not self.fronts.has_waiting()
+
+    def metrics(self) -> bytes:
+        """All metrics now, as text for Prometheus."""
+        model = self.workers.model
+        page_size = 0 if model is None else model.page_size
+        unsettled = self.desk.num_unsettled_tokens()
+        return exposition.render(self.desk.metrics.families(self.core.counts(), page_size, unsettled))
 
     @property
     def num_link_faults(self) -> int:
@@ -238,6 +245,7 @@ class Engine:
         except Exception:
             self._fail_worker(result.worker_id, "commit", now)
             return
+        self.desk.metrics.steps.committed(result, committed, event.elapsed_seconds, now)
         self.desk.deliver_tokens(committed)
         self.desk.deliver(committed.events, now)
 
@@ -260,6 +268,7 @@ class Engine:
         if event.refused_step_id is not None:
             self._count_refusal(event, admitted.get(event.refused_step_id, []), now)
         self.desk.deliver(self.core.remove_worker(event.worker_id, now), now)
+        self.desk.metrics.steps.lost(event.worker_id, now)
         self._tell_service()
 
     def _count_refusal(self, event: Lost, admitted: list[Output], now: float) -> None:
@@ -292,8 +301,10 @@ class Engine:
             self._fail_worker(worker_id, "plan", now)
 
     def _plan_step(self, worker_id: WorkerId, now: float) -> bool:
+        began = self._clock()
         plan, events = self.core.plan(worker_id, now)
         if plan is not None:
+            self.desk.metrics.steps.planned(plan, self._clock() - began, now)
             admitted = [self.desk.requests.output(each.key) for each in events if isinstance(each, Admitted)]
             if admitted:
                 self._admitted[worker_id][plan.step_id] = [output for output in admitted if output is not None]
@@ -310,6 +321,8 @@ class Engine:
                 self.desk.lose_front(event.front_id, now)
                 continue
             self.desk.apply(event.message, now)
+            if event.message.figures is not None:
+                self.desk.metrics.requests.front_said(event.message.front_id, event.message.figures)
             for query in event.message.queries:
                 self._answer(event.message, query, now)
 

@@ -8,6 +8,7 @@ that request and no other; a broken rule of the core is not a fault of a request
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -30,6 +31,7 @@ from scheduler_svc.core.types import (
 from scheduler_svc.drain_rate import DrainRate
 from scheduler_svc.front_link import FrontLink
 from scheduler_svc.messages import Code, FrontMessage, FrontResume, InvalidSubmission, RequestSummary, Submission
+from scheduler_svc.metrics import Metrics
 from scheduler_svc.output_key import RESUMABLE, by_front, output_key
 from scheduler_svc.quotas import Quotas
 from scheduler_svc.requests import DuplicateRequest, EndedRequests, Output, Request, Requests
@@ -43,6 +45,7 @@ _REJECTIONS = {
     RejectCode.NO_WORKER: (Code.UNAVAILABLE, "NO_WORKER"),
     RejectCode.DUPLICATE: (Code.INTERNAL, "INTERNAL"),
 }
+_OUTSIDE_ENDS = frozenset({EndReason.CANCELLED, EndReason.DEADLINE, EndReason.TIME_LIMIT})
 _RETRY_ENDS = frozenset({EndReason.WORKER_LOST, EndReason.SHUTDOWN})
 
 
@@ -53,6 +56,7 @@ class FrontDesk:
         self.requests = Requests()
         self.resumptions = Resumptions(self.requests, link)
         self.ended = EndedRequests()
+        self.metrics = Metrics(self.requests)
         self.draining = False
         self.vocab_size = 0
         self._core = core
@@ -84,6 +88,7 @@ class FrontDesk:
             if cancel.broken and request.record is not None:
                 self.resumptions.leave(request, now)
             else:
+                request.told_code = cancel.code
                 self.cancel(request, EndReason.DEADLINE if cancel.deadline else EndReason.CANCELLED, now)
         for resume in message.resumes:
             self._resume(front_id, resume, now)
@@ -159,28 +164,28 @@ class FrontDesk:
             self._log.warning("repeated_submission_dropped", front=f"{front_id:016x}", key=submission.key)
             return
         if isinstance(submission, InvalidSubmission):
-            self._reject(
+            self._refuse(
                 front_id, submission.key, submission.code, submission.reason, submission.message, submission.field
             )
             return
         if self.resumptions.repeats(front_id, submission, now):
             return
         if self.draining:
-            self._reject(front_id, submission.key, Code.UNAVAILABLE, "DRAINING", "the server is draining")
+            self._refuse(front_id, submission.key, Code.UNAVAILABLE, "DRAINING", "the server is draining")
             return
         if self.vocab_size and not ids_are_below(submission.prompt, self.vocab_size):
             message = f"a token id is not in 0..{self.vocab_size - 1}"
-            self._reject(front_id, submission.key, Code.INVALID_ARGUMENT, "INVALID_FIELD", message, "prompt")
+            self._refuse(front_id, submission.key, Code.INVALID_ARGUMENT, "INVALID_FIELD", message, "prompt")
             return
         if (retry_ms := self._over_quota(submission, now)) is not None:
             message = "the tenant has as many requests as it may have now"
             self._reject(front_id, submission.key, Code.RESOURCE_EXHAUSTED, "TENANT_QUOTA", message, retry_ms=retry_ms)
             return
         try:
-            request = self.requests.add(front_id, self._link.number_of(front_id), submission)
+            request = self.requests.add(front_id, self._link.number_of(front_id), submission, now)
         except DuplicateRequest:
             message = "a live request has this request_id"
-            self._reject(front_id, submission.key, Code.ALREADY_EXISTS, "REQUEST_EXISTS", message, "request_id")
+            self._refuse(front_id, submission.key, Code.ALREADY_EXISTS, "REQUEST_EXISTS", message, "request_id")
             return
         self._start(request, submission, now)
 
@@ -201,14 +206,14 @@ class FrontDesk:
         except RequestRejected as error:
             self._take_back(request, now)
             code, reason = _REJECTIONS[error.code]
-            self._reject(front_id, front_key, code, reason, error.message, error.field, self._retry_ms(code, now))
+            self._refuse(front_id, front_key, code, reason, error.message, error.field, self._retry_ms(code, now))
             return
         except InvariantViolation:
             raise
         except Exception:
             self._log.exception("submission_failed", request_id=request.request_id)
             self._take_back(request, now)
-            self._reject(front_id, front_key, Code.INTERNAL, "INTERNAL", "the scheduler failed on this request")
+            self._refuse(front_id, front_key, Code.INTERNAL, "INTERNAL", "the scheduler failed on this request")
             return
         if request.progress_events:
             position = max(0, self._core.num_waiting - len(request.outputs))
@@ -230,6 +235,11 @@ class FrontDesk:
             raise
         except Exception:
             self._log.exception("cancel_failed", key=output.key)
+
+    def _refuse(self, front_id: int, front_key: int, code: Code, reason: str, *told: Any) -> None:
+        """Rejects a request that was new."""
+        self.metrics.requests.rejected(code, reason)
+        self._reject(front_id, front_key, code, reason, *told)
 
     def _reject(
         self,
@@ -260,6 +270,12 @@ class FrontDesk:
         self._link.outbox(request.front_id).add_event(codec.request_failed(request.front_key, summary))
         self.resumptions.drop(request)
         self.requests.remove(request)
+        self.metrics.requests.request_failed(request)
+
+    def num_unsettled_tokens(self) -> int:
+        """Output tokens that a stop string may still cut off. Costs the number of live requests."""
+        unsettled = (o for request in self.requests if request.hold_endings for o in request.outputs)
+        return sum(self._core.num_output_tokens(output.key) for output in unsettled if output.ended is None)
 
     # From the core.
 
@@ -290,17 +306,18 @@ class FrontDesk:
                 held = codec.held(output.request.front_key, output.index, event.num_output_tokens)
                 self._link.outbox(output.request.front_id).add_event(held)
             else:
-                self._progress(output, event)
+                self._progress(output, event, now)
 
-    def _progress(self, output: Output, event: Admitted | PrefillProgress | Preempted) -> None:
+    def _progress(self, output: Output, event: Admitted | PrefillProgress | Preempted, now: float) -> None:
         request, key = output.request, output.request.front_key
         if isinstance(event, Admitted):
             output.running, output.worker_id = True, event.worker_id
             if not event.resumed:
                 output.num_cached_tokens = event.num_cached_tokens
+                self.metrics.requests.begun(output)
             kind = "admitted"
         elif isinstance(event, Preempted):
-            output.running = False
+            output.running, output.preempted_at = False, now
             kind = "preempted"
         else:
             output.num_refused_plans = 0
@@ -310,6 +327,9 @@ class FrontDesk:
 
     def _end(self, output: Output, ended: Ended, now: float) -> None:
         request, key = output.request, output.request.front_key
+        if ended.reason in _OUTSIDE_ENDS:
+            self.metrics.steps.cancelled(output, now)
+        self.metrics.requests.output_ended(ended)
         output.ended, output.running = ended, False
         box = self._link.outbox(request.front_id)
         box.add_event(codec.output_ended(key, output.index, ended, request.cancelled_elsewhere))
@@ -322,6 +342,7 @@ class FrontDesk:
         self.resumptions.keep(request, now)
         self.requests.remove(request)
         self._rate.count_end(now)
+        self.metrics.requests.request_ended(request, summary)
 
 
 def _new_request(output: Output, submission: Submission, now: float) -> NewRequest:

@@ -4,7 +4,7 @@ Nothing here knows how a frame looks; the codec alone does. Columns have been ch
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -16,18 +16,37 @@ PROTOCOL_VERSION = 1
 
 
 class Code(IntEnum):
-    """google.rpc.Code, as far as the scheduler uses it."""
+    """google.rpc.Code."""
 
     OK = 0
     CANCELLED = 1
+    UNKNOWN = 2
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+STATUS_OF_END = {
+    EndReason.CANCELLED: Code.CANCELLED,
+    EndReason.DEADLINE: Code.DEADLINE_EXCEEDED,
+    EndReason.WORKER_LOST: Code.UNAVAILABLE,
+    EndReason.SHUTDOWN: Code.UNAVAILABLE,
+    EndReason.NAN: Code.INTERNAL,
+    EndReason.GRAMMAR: Code.INTERNAL,
+    EndReason.STEP_FAILED: Code.INTERNAL,
+}
+"""The status of a request that ends as a whole for this reason; OK for any other."""
 
 
 # From workers.
@@ -145,6 +164,19 @@ class FrontCancel:
     key: int
     deadline: bool
     broken: bool = False
+    code: Code | None = None
+    """What the caller is told, if not what follows from the ending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontFigures:
+    """What a front counted since its start."""
+
+    refused: Mapping[tuple[Code, str], int] = field(default_factory=dict)
+    """Requests that the scheduler never heard of, by code and reason."""
+    stall_counts: Sequence[int] = ()
+    """Of a histogram with the bounds histogram.STALL_SECONDS."""
+    stall_seconds: float = 0.0
 
 
 @value(frozen=True, slots=True, kw_only=True)
@@ -206,6 +238,7 @@ class FrontMessage:
     scanned: Sequence[FrontScanned] = ()
     queries: Sequence[Query] = ()
     resumes: Sequence[FrontResume] = ()
+    figures: FrontFigures | None = None
 
 
 # To fronts.

@@ -19,6 +19,7 @@ from scheduler_svc.children import FrontFailed, Fronts
 from scheduler_svc.config import SchedulerConfig, runtime_dir
 from scheduler_svc.core.types import CoreConfig, SchedulingPolicy
 from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.metrics_server import MetricsPortError, MetricsServer
 from scheduler_svc.traced_core import TraceFile
 
 _FRONT_STOP_SECONDS = 10.0
@@ -33,7 +34,7 @@ class SchedulerProcess:
     def __init__(self, config: SchedulerConfig) -> None:
         """Claims and binds the endpoints.
 
-        Raises: RunDirError, EndpointError.
+        Raises: RunDirError, EndpointError, MetricsPortError.
         """
         self._config = config
         self._log = structlog.get_logger()
@@ -55,6 +56,7 @@ class SchedulerProcess:
             unwatch=self._engine.unwatch,
             on_ready=self._listening,
         )
+        self._metrics = self._metrics_server()
         self._num_signals = self._num_obeyed = 0
         self._next_check = 0.0
         self._is_listening = False
@@ -74,6 +76,8 @@ class SchedulerProcess:
             self._stop_fronts()
         finally:
             self._fronts.kill()
+            if self._metrics is not None:
+                self._metrics.close()
             self._engine.close("it was asked to")
             for endpoint in self._endpoints:
                 run_dir.remove(endpoint)
@@ -119,6 +123,26 @@ class SchedulerProcess:
             ),
         )
 
+    def _metrics_server(self) -> MetricsServer | None:
+        """Raises: MetricsPortError; what was bound before is given back."""
+        config = self._config
+        if not config.metrics_port:
+            return None
+        try:
+            return MetricsServer(
+                config.metrics_host,
+                config.metrics_port,
+                self._engine.metrics,
+                watch=self._engine.watch,
+                unwatch=self._engine.unwatch,
+                clock=time.monotonic,
+            )
+        except MetricsPortError:
+            self._engine.close("it cannot start")
+            for endpoint in self._endpoints:
+                run_dir.remove(endpoint)
+            raise
+
     def _front_command(self, number: int) -> list[str]:
         """The internal port is the first front's alone: several could not tell whose answer they get."""
         config = self._config
@@ -154,6 +178,7 @@ class SchedulerProcess:
             host=config.host,
             port=config.port,
             internal_port=config.internal_port,
+            metrics_port=config.metrics_port,
             worker_endpoint=self._worker_endpoint,
             pid=os.getpid(),
         )
@@ -212,7 +237,7 @@ def run(config: SchedulerConfig) -> int:
     """The exit code: 0 after a clean stop, 2 if something is there already or not allowed, 1 for a crash."""
     try:
         process = SchedulerProcess(config)
-    except (run_dir.RunDirError, OSError) as error:
+    except (run_dir.RunDirError, MetricsPortError, OSError) as error:
         print(f"scheduler: {error}", file=sys.stderr)
         return 2
     try:

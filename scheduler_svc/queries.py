@@ -42,7 +42,7 @@ class Queries:
 
     def _answer(self, query: Query, num_link_faults: int, now: float) -> bytes:
         if query.kind == "load":
-            return codec.load_response(self._core.counts(), num_link_faults)
+            return self._load(num_link_faults)
         if query.kind == "workers":
             devices = {worker_id: hello.device for worker_id, hello in self._workers.hellos.items()}
             return codec.workers_response(self._core.counts(), devices)
@@ -67,6 +67,10 @@ class Queries:
             raise QueryFailed(Code.INVALID_ARGUMENT, refused.message, refused.field) from None
         self._core.update_limits(limits, now)
         return codec.limits_response(limits, self._core.started.scheduling_policy)
+
+    def _load(self, num_link_faults: int) -> bytes:
+        steps = self._desk.metrics.steps
+        return codec.load_response(self._core.counts(), num_link_faults, steps.first_token, steps.inter_token)
 
     def _cancel(self, query: Query, now: float) -> bytes:
         request = self._desk.requests.by_id(query.tenant, query.request_id)

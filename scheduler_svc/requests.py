@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.types import Ended, EndReason, RequestKey
-from scheduler_svc.messages import RequestSummary, Submission
+from scheduler_svc.messages import Code, RequestSummary, Submission
 from scheduler_svc.output_key import RESUMABLE, output_key
 
 KEEP_SECONDS = 600.0
@@ -42,6 +42,9 @@ class Output:
     num_cached_tokens: int = 0
     held_at: int | None = None
     """Its ending after so many tokens waits for a front."""
+    has_token: bool = False
+    preempted_at: float | None = None
+    """Since when a request that had tokens gets none; None if it gets some."""
     num_refused_plans: int = 0
     """Plans in a row that workers refused and that may have been refused because of it."""
     ended: Ended | None = None
@@ -72,6 +75,13 @@ class Request:
     tenant: str
     num_prompt_tokens: int
     progress_events: bool
+    hold_endings: bool = False
+    submitted_at: float = 0.0
+    has_token: bool = False
+    is_counted: bool = False
+    """Its prompt is in the metrics."""
+    told_code: Code | None = None
+    """What its front answered its caller, if not what follows from the ending."""
     outputs: list[Output] = field(default_factory=list)
     cancelled_elsewhere: bool = False
     record: "ResumeRecord | None" = None
@@ -165,7 +175,7 @@ class Requests:
         for requests in self._by_front.values():
             yield from requests.values()
 
-    def add(self, front_id: int, front_number: int, submission: Submission) -> Request:
+    def add(self, front_id: int, front_number: int, submission: Submission, now: float = 0.0) -> Request:
         """Gives a new request its outputs and their keys.
 
         Raises: DuplicateRequest.
@@ -183,6 +193,8 @@ class Requests:
             tenant=submission.tenant,
             num_prompt_tokens=len(submission.prompt),
             progress_events=submission.progress_events,
+            hold_endings=submission.hold_endings,
+            submitted_at=now,
             record=_record(submission),
         )
         for index in range(submission.n):

@@ -65,6 +65,8 @@ class Lost:
 class Answered:
     result: StepResult
     failure: str | None
+    elapsed_seconds: float
+    """Since the worker could begin with the step."""
 
 
 LinkEvent = Joined | Lost | Answered
@@ -311,7 +313,8 @@ class WorkerLink:
         worker.next_step_id = step_id + 1
         if step_id == FIRST_STEP_ID:
             self._pace.forgive(worker.peer)
-        worker.steps.observe(done.num_tokens, now - done.since)
+        elapsed_seconds = now - done.since
+        worker.steps.observe(done.num_tokens, elapsed_seconds)
         if worker.in_flight:
             worker.in_flight[0].since = now
         result = StepResult(
@@ -324,7 +327,7 @@ class WorkerLink:
             failed=body.failure is not None,
             seconds=body.step_seconds,
         )
-        self._events.append(Answered(result=result, failure=body.failure))
+        self._events.append(Answered(result=result, failure=body.failure, elapsed_seconds=elapsed_seconds))
 
     def _fault(self, worker: _Worker, step_id: StepId, body: WorkerResult) -> str:
         """Why the result cannot be believed; empty if it can."""

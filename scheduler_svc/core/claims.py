@@ -10,7 +10,7 @@ Invariant: a claimer runs on this worker or has its last step in flight there, a
 from collections.abc import Iterator, Sequence
 from heapq import heappush
 
-from scheduler_svc.core.request import Request
+from scheduler_svc.core.request import Request, State
 from scheduler_svc.core.types import PageHash, RequestKey
 from scheduler_svc.core.waiting import Parked
 
@@ -75,6 +75,11 @@ class Claims:
         """Takes all out that are parked; the claims stay."""
         parked, self._parked = self._parked, {}
         return list(parked.values())
+
+    def num_parked(self) -> int:
+        """Requests that wait for a claim's end. Costs their number."""
+        entries = (entry for parked in self._parked.values() for heap in parked.values() for entry in heap)
+        return sum(1 for _, request in entries if request.state is State.WAITING)
 
     def items(self) -> Iterator[tuple[PageHash, Request, Parked]]:
         """Name, claimer and parked requests of every claim."""

@@ -78,6 +78,7 @@ class Registry:
         self._placement.collect(request)
         kept = min(max(num_output_tokens, 0), len(request.output))
         self._tally.num_wasted_tokens += len(request.output) - kept
+        self._tally.num_cut_tokens += len(request.output) - kept
         request.stop_token_id = None
         return self.end(request, EndReason.STOP_STRING, now, kept)
 

@@ -44,6 +44,7 @@ def apply_result(worker: Worker, result: StepResult, registry: Registry, tally: 
     application.release()
     return Committed(
         keys=application.keys,
+        num_firsts=application.num_firsts,
         token_ids=application.token_ids,
         attachments=application.attachments,
         events=application.events,
@@ -63,6 +64,7 @@ class Application:
         "attachments",
         "events",
         "keys",
+        "num_firsts",
         "token_ids",
     )
 
@@ -74,6 +76,7 @@ class Application:
         self._now = now
         self._at_end: list[tuple[Request, int]] = []
         self.keys: Sequence[RequestKey] = ()
+        self.num_firsts = 0
         self.token_ids: array[int] = array("i")
         self.attachments: list[tuple[RequestKey, bytes]] = []
         self.events: list[Event] = []
@@ -112,6 +115,7 @@ class Application:
                 lane.request.last_token_at = self._now
         worker.note_done(self._now)
         self._see_ends(token_ids)
+        self.num_firsts = num_firsts - sum(1 for place in record.dropped if place < num_firsts)
         self.keys, self.token_ids = _without(record.sampling_keys, token_ids, record.dropped)
         self._tally.num_output_tokens += len(token_ids) - len(record.dropped)
         self._tally.num_wasted_tokens += len(record.dropped)

@@ -234,6 +234,8 @@ class Scheduler:
         return Counts(
             num_running=self._num_running(),
             num_waiting=self.num_waiting,
+            num_unplaced=len(self._placement.unplaced),
+            num_parked=sum(worker.claims.num_parked() for worker in workers.values()),
             num_workers=len(workers),
             pages=pages,
             num_preemptions=tally.num_preemptions,
@@ -241,6 +243,8 @@ class Scheduler:
             num_output_tokens=tally.num_output_tokens,
             num_cached_tokens=tally.num_cached_tokens,
             num_wasted_tokens=tally.num_wasted_tokens,
+            num_cut_tokens=tally.num_cut_tokens,
+            num_page_evictions=tally.num_page_evictions + sum(each.pool.num_evicted for each in workers.values()),
             num_steps=tally.num_steps,
             num_asked_pages=tally.hits.num_asked,
             num_hit_pages=tally.hits.num_hit,
@@ -292,6 +296,7 @@ class Scheduler:
             request for request in self._registry if request.worker_id == worker_id and request.state is State.WAITING
         ]
         worker.forget_steps()
+        self._tally.num_page_evictions += worker.pool.num_evicted
         self._placement.leave(worker)
         self._note(events, now)
         self._place(mine, now)

@@ -318,6 +318,8 @@ class Committed:
 
     keys: Sequence[RequestKey] = ()
     """Requests that got a token, each at most once."""
+    num_firsts: int = 0
+    """So many of them, the first ones, begin with it, or go on after a preemption; the others decode step by step."""
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     """Their tokens; same length as ``keys``."""
     attachments: "Sequence[tuple[RequestKey, bytes]]" = ()
@@ -327,10 +329,14 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """A snapshot of the core; the first four are now, the others since start."""
+    """A snapshot of the core; the first six are now, the others since start."""
 
     num_running: int
     num_waiting: int
+    num_unplaced: int
+    """Of those waiting: no worker can hold them."""
+    num_parked: int
+    """Of those waiting: another request is computing a page they need."""
     num_workers: int
     pages: "dict[WorkerId, PageCounts]"
     num_preemptions: int
@@ -338,6 +344,9 @@ class Counts:
     num_output_tokens: int
     num_cached_tokens: int
     num_wasted_tokens: int
+    num_cut_tokens: int
+    """Of the wasted ones those counted among the output tokens, too: they were behind a stop string."""
+    num_page_evictions: int
     num_steps: int
     num_asked_pages: int
     """Full prompt pages looked for in the prefix cache at first admissions. The others than the following are cold,

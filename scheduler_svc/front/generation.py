@@ -23,7 +23,7 @@ from scheduler_svc.front.preparation import Preparation, check_model
 from scheduler_svc.front.resumption import Resumption
 from scheduler_svc.front.scheduler_link import SchedulerLink
 from scheduler_svc.front.service_state import ServiceState
-from scheduler_svc.front.stream import HeadersFirst, StreamWriter, Write
+from scheduler_svc.front.stream import HeadersFirst, SlowReaderGuard, StreamWriter, Write
 from scheduler_svc.front.validation import Violations, check_ids, check_tokenize
 
 MAX_DETOKENIZED = 1_048_576
@@ -59,9 +59,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
 
     async def _stream(self, live: LiveRequest, write: Write) -> None:
         try:
-            await StreamWriter(
-                live, write, slow_reader_seconds=self._slow_reader_seconds, heartbeats=live.progress_events
-            ).run()
+            guard = SlowReaderGuard(self._slow_reader_seconds, self._link.figures)
+            await StreamWriter(live, write, guard=guard, heartbeats=live.progress_events).run()
         finally:
             live.close()
 

@@ -167,7 +167,7 @@ class LiveRequest:
         """The request ends with this error."""
         if not self.is_over:
             # What can be resumed outlives this front.
-            self._link.cancel(self.key, broken=isinstance(error, UnavailableError))
+            self._link.cancel(self.key, broken=isinstance(error, UnavailableError), code=error.code.value[0])
             self._close(error)
 
     def skip(self, index: int, num_tokens: int, *, tail: bool, finished: bool) -> None:

@@ -61,6 +61,7 @@ class ManyStream:
     ) -> None:
         self._preparation = preparation
         self._link = link
+        self._figures = link.figures
         self._write = write
         self._deadline = deadline
         self._slow_reader_seconds = slow_reader_seconds
@@ -167,7 +168,7 @@ class ManyStream:
     # Writing
 
     async def _write_all(self) -> None:
-        guard = SlowReaderGuard(self._slow_reader_seconds)
+        guard = SlowReaderGuard(self._slow_reader_seconds, self._figures)
         while self._entries or not self._is_read():
             await self._woken.wait()
             self._woken.clear()

@@ -6,6 +6,7 @@ checkpoint's, then the API's); a seed is drawn if none was given; pages are hash
 alone, so that nobody can learn from the time a prompt takes what another tenant has sent.
 """
 
+import asyncio
 import hashlib
 import secrets
 import uuid
@@ -18,7 +19,8 @@ from pagewire.v1 import generation_pb2
 from scheduler_svc.columns import ints, read_ints
 from scheduler_svc.core.page_hash import hash_pages, root_hash
 from scheduler_svc.front.caller import CALLER
-from scheduler_svc.front.errors import InvalidRequestError, NotFoundError, Reason
+from scheduler_svc.front.errors import FrontError, InternalError, InvalidRequestError, NotFoundError, Reason
+from scheduler_svc.front.figures import Figures
 from scheduler_svc.front.form_reader import FormReader
 from scheduler_svc.front.prepared_request import PreparedRequest
 from scheduler_svc.front.prompt import PromptReader, check_fits
@@ -33,12 +35,19 @@ class Preparation:
     """Prepares requests; one a process."""
 
     def __init__(
-        self, state: ServiceState, prompts: PromptReader, forms: FormReader, *, tenants_share_pages: bool = False
+        self,
+        state: ServiceState,
+        prompts: PromptReader,
+        forms: FormReader,
+        figures: Figures,
+        *,
+        tenants_share_pages: bool = False,
     ) -> None:
         self._state = state
         self._tenants_share_pages = tenants_share_pages
         self.reader = prompts
         self._forms = forms
+        self._figures = figures
 
     async def prepare(self, request: Any, *, deadline: float | None = None, once: bool = False) -> PreparedRequest:
         """The request, ready to be submitted before `deadline` (on the loop's clock).
@@ -47,6 +56,19 @@ class Preparation:
 
         Raises: FrontError.
         """
+        try:
+            return await self._prepare(request, deadline=deadline, once=once)
+        except FrontError as error:
+            self._figures.refuse(error)
+            raise
+        except asyncio.CancelledError:
+            self._figures.leave()
+            raise
+        except Exception:
+            self._figures.refuse(InternalError())
+            raise
+
+    async def _prepare(self, request: Any, *, deadline: float | None, once: bool) -> PreparedRequest:
         serving = self._state.require()
         model = serving.model
         check_model(request.model, model)

@@ -24,6 +24,7 @@ from pagewire.internal.v1 import front_pb2
 
 from scheduler_svc.columns import ColumnError, read_ints, read_longs
 from scheduler_svc.front.errors import FrontError, Reason, UnavailableError, error_of_code
+from scheduler_svc.front.figures import Figures
 from scheduler_svc.messages import PROTOCOL_VERSION
 from scheduler_svc.output_key import front_key_and_index
 
@@ -71,6 +72,7 @@ class SchedulerLink:
         self._on_service, self._on_lost, self._on_refusal = on_service, on_lost, on_refusal
         self._heartbeat_seconds = heartbeat_seconds
         self._front_id = secrets.randbits(64) or 1
+        self.figures = Figures()
         self._session = 0
         self._silent = 0
         self._says_hello = True
@@ -150,9 +152,10 @@ class SchedulerLink:
         """Nothing more is wanted for the key."""
         self._sinks.pop(key, None)
 
-    def cancel(self, key: int, *, deadline: bool = False, broken: bool = False) -> None:
-        """Asks the scheduler to end a request; if its stream is `broken`, only unless it can be resumed."""
-        self._queue("cancels", front_pb2.Cancel(key=key, deadline=deadline, broken=broken), 16)
+    def cancel(self, key: int, *, deadline: bool = False, broken: bool = False, code: int = 0) -> None:
+        """Asks the scheduler to end a request; if its stream is `broken`, only unless it can be resumed. `code` is what
+        its caller is told, if that is not plain."""
+        self._queue("cancels", front_pb2.Cancel(key=key, deadline=deadline, broken=broken, code=code), 18)
 
     def stop(self, key: int, index: int, num_output_tokens: int) -> None:
         """Tells that a stop string was completed by that output token."""
@@ -226,11 +229,11 @@ class SchedulerLink:
             elif self._silent > MAX_SILENT_HEARTBEATS:
                 log.error("scheduler_silent")
                 self._lose()
-            elif not self._outgoing:
+            # Never waits: a scheduler that takes no frames hears of us by those that wait already.
+            elif not self._outgoing and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
                 frame = front_pb2.FrontFrame(session=self._session, front_id=self._front_id, heartbeat=True)
-                # Never waits: a scheduler that takes no frames hears of us by those that wait already.
-                if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
-                    await self._socket.send(frame.SerializeToString())
+                frame.MergeFrom(front_pb2.FrontFrame(figures=self.figures.take()))
+                await self._socket.send(frame.SerializeToString())
 
     # Receiving
 

@@ -87,12 +87,6 @@ class Front:
         self._chat_executor = ThreadPoolExecutor(NUM_PROCESSES, thread_name_prefix="chats")
         self._grammar_executor = ThreadPoolExecutor(NUM_PROCESSES, thread_name_prefix="grammars")
         self._state = ServiceState(self._executor)
-        self._preparation = Preparation(
-            self._state,
-            PromptReader(self._executor, self._chat_executor),
-            FormReader(self._grammar_executor),
-            tenants_share_pages=options.tenants_share_pages,
-        )
         self.in_flight = InFlight()
         self._health = Health((GENERATION, MODEL, CACHE, ADMIN))
         self.link = SchedulerLink(
@@ -101,6 +95,13 @@ class Front:
             on_lost=self._state.lost,
             on_refusal=on_refusal,
             heartbeat_seconds=options.heartbeat_seconds,
+        )
+        self._preparation = Preparation(
+            self._state,
+            PromptReader(self._executor, self._chat_executor),
+            FormReader(self._grammar_executor),
+            self.link.figures,
+            tenants_share_pages=options.tenants_share_pages,
         )
         self._servers: list[Any] = []
         self.port = 0

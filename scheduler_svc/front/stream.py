@@ -13,6 +13,7 @@ from pagewire.v1 import generation_pb2
 
 from scheduler_svc.front.endings import slow_reader_error
 from scheduler_svc.front.errors import FrontError
+from scheduler_svc.front.figures import LEAST_STALL_SECONDS, Figures
 from scheduler_svc.front.live_request import LiveRequest
 
 HEARTBEAT_SECONDS = 5.0
@@ -53,8 +54,9 @@ class SlowReaderGuard:
     The interruption is told from the caller's own cancellation by `error`.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, figures: Figures) -> None:
         self._seconds = seconds
+        self._figures = figures
         self._task = asyncio.current_task()
         self.error: FrontError | None = None
 
@@ -63,7 +65,9 @@ class SlowReaderGuard:
 
         Raises: FrontError if the caller does not take it in time, or `interrupt` was called meanwhile.
         """
-        timer = asyncio.get_running_loop().call_later(self._seconds, self.interrupt, slow_reader_error())
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        timer = loop.call_at(began + self._seconds, self.interrupt, slow_reader_error())
         try:
             await write(message)
         except asyncio.CancelledError:
@@ -72,6 +76,9 @@ class SlowReaderGuard:
             raise self.error from None
         finally:
             timer.cancel()
+            seconds = loop.time() - began
+            if seconds >= LEAST_STALL_SECONDS:
+                self._figures.stalled(seconds)
 
     def interrupt(self, error: FrontError) -> None:
         """Ends the write under way with an error."""
@@ -83,10 +90,10 @@ class SlowReaderGuard:
 class StreamWriter:
     """Streams one request."""
 
-    def __init__(self, live: LiveRequest, write: Write, *, slow_reader_seconds: float, heartbeats: bool) -> None:
+    def __init__(self, live: LiveRequest, write: Write, *, guard: SlowReaderGuard, heartbeats: bool) -> None:
         self._live = live
         self._write = write
-        self._guard = SlowReaderGuard(slow_reader_seconds)
+        self._guard = guard
         self._heartbeats = heartbeats
         self._last_write = 0.0
 

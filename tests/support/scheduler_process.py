@@ -34,8 +34,9 @@ class SchedulerProcess:
     def __init__(self, *flags: str, directory: Path | None = None, port: int | None = None) -> None:
         self._owned = None if directory else Path(tempfile.mkdtemp(prefix="pagewire-test-"))
         self.directory = directory or self._owned
-        ports = free_ports(2)
-        self.port, self.internal_port = port or ports[0], ports[1]
+        ports = free_ports(3)
+        self.port, self.internal_port, self.metrics_port = port or ports[0], ports[1], ports[2]
+        self.ports = (self.port, self.internal_port, self.metrics_port)
         self.target = f"127.0.0.1:{self.port}"
         self.internal_target = f"127.0.0.1:{self.internal_port}"
         assert self.directory is not None
@@ -43,6 +44,7 @@ class SchedulerProcess:
         self.log_path = self.directory / f"scheduler-{self.port}.log"
         self.arguments = [
             *("--port", str(self.port), "--internal-port", str(self.internal_port)),
+            *("--metrics-port", str(self.metrics_port)),
             *("--state-dir", str(self.directory), "--log-format", "json", *flags),
         ]
         self._workers: list[subprocess.Popen[bytes]] = []

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ from grpc.aio import AbortError
 from pagewire.v1 import generation_pb2 as pb
 
 from scheduler_svc.front.errors import InvalidRequestError
+from scheduler_svc.front.figures import Figures
 from scheduler_svc.front.many import ManyStream
 from scheduler_svc.front.status_interceptor import StatusInterceptor
 
@@ -83,7 +85,7 @@ async def test_refused_entries_are_let_go() -> None:
         written.extend(message.events)
 
     preparation: Any = Preparation()
-    link: Any = None
+    link: Any = SimpleNamespace(figures=Figures())
     await ManyStream(preparation, link, write, deadline=None, slow_reader_seconds=5).run(requests())
     assert [event.failure.request_id for event in written] == ["0", "1", "2"]
     assert [ref() for ref in refs] == [None] * 3

@@ -123,7 +123,9 @@ def test_messages_are_imported_in_codecs_and_fronts_only(package: str) -> None:
 
 
 def test_a_front_shares_only_hashes_and_columns_with_the_scheduler_process() -> None:
-    shared = {f"scheduler_svc.{name}" for name in ("core.page_hash", "columns", "log", "messages", "output_key")}
+    shared = {
+        f"scheduler_svc.{name}" for name in ("core.page_hash", "columns", "histogram", "log", "messages", "output_key")
+    }
     wrong = {
         (path.name, name)
         for path in sorted((FOLDERS["scheduler_svc"] / "front").rglob("*.py"))

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/admin.proto\x12\x0bpagewire.v1\"\x10\n\x0eGetLoadRequest\"\xa5\x04\n\x0fGetLoadResponse\x12\x1c\n\x14num_requests_running\x18\x01 \x01(\x04\x12\x1c\n\x14num_requests_waiting\x18\x02 \x01(\x04\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\x04\x12\x16\n\x0enum_free_pages\x18\x05 \x01(\x04\x12\x16\n\x0enum_held_pages\x18\x06 \x01(\x04\x12\x18\n\x10num_cached_pages\x18\x07 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\x04\x12\x1b\n\x13num_computed_tokens\x18\t \x01(\x04\x12\x19\n\x11num_output_tokens\x18\n \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x0b \x01(\x04\x12\x19\n\x11num_wasted_tokens\x18\x0c \x01(\x04\x12\x11\n\tnum_steps\x18\r \x01(\x04\x12\x17\n\x0fnum_link_faults\x18\x0e \x01(\x04\x12\x18\n\x10page_waste_ratio\x18\x0f \x01(\x01\x12\x17\n\x0fnum_asked_pages\x18\x10 \x01(\x04\x12\x15\n\rnum_hit_pages\x18\x11 \x01(\x04\x12\x19\n\x11num_evicted_pages\x18\x12 \x01(\x04\x12\x1a\n\x12num_diverged_pages\x18\x13 \x01(\x04\x12\x18\n\x10num_salted_pages\x18\x14 \x01(\x04\x12\x16\n\x0enum_tail_pages\x18\x15 \x01(\x04\"\xa7\x02\n\x13UpdateLimitsRequest\x12\x19\n\x0cmax_num_seqs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12#\n\x16max_num_batched_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12 \n\x13max_queued_requests\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1e\n\x11max_queued_tokens\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x1e\n\x11scheduling_policy\x18\x05 \x01(\tH\x04\x88\x01\x01\x42\x0f\n\r_max_num_seqsB\x19\n\x17_max_num_batched_tokensB\x16\n\x14_max_queued_requestsB\x14\n\x12_max_queued_tokensB\x14\n\x12_scheduling_policy\"\x9f\x01\n\x14UpdateLimitsResponse\x12\x14\n\x0cmax_num_seqs\x18\x01 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x02 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x03 \x01(\r\x12\x19\n\x11max_queued_tokens\x18\x04 \x01(\x04\x12\x19\n\x11scheduling_policy\x18\x05 \x01(\t\"6\n\x0c\x44rainRequest\x12\x17\n\ntimeout_ms\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_timeout_ms\"\x0f\n\rDrainResponse\"\x14\n\x12ListWorkersRequest\"\xb9\x01\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x11\n\tnum_pages\x18\x03 \x01(\x04\x12\x16\n\x0enum_free_pages\x18\x04 \x01(\x04\x12\x16\n\x0enum_held_pages\x18\x05 \x01(\x04\x12\x18\n\x10num_cached_pages\x18\x06 \x01(\x04\x12\x1c\n\x14num_requests_running\x18\x07 \x01(\r\x12\x11\n\tnum_steps\x18\x08 \x01(\x04\";\n\x13ListWorkersResponse\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.pagewire.v1.Worker\"(\n\x13RemoveWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x16\n\x14RemoveWorkerResponse\"+\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"B\n\x16\x45xplainRequestResponse\x12(\n\tdecisions\x18\x01 \x03(\x0b\x32\x15.pagewire.v1.Decision\"=\n\x08\x44\x65\x63ision\x12\x12\n\nat_seconds\x18\x01 \x01(\x01\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x0c\n\x04text\x18\x03 \x01(\t2\xeb\x03\n\x0c\x41\x64minService\x12\x44\n\x07GetLoad\x12\x1b.pagewire.v1.GetLoadRequest\x1a\x1c.pagewire.v1.GetLoadResponse\x12S\n\x0cUpdateLimits\x12 .pagewire.v1.UpdateLimitsRequest\x1a!.pagewire.v1.UpdateLimitsResponse\x12>\n\x05\x44rain\x12\x19.pagewire.v1.DrainRequest\x1a\x1a.pagewire.v1.DrainResponse\x12P\n\x0bListWorkers\x12\x1f.pagewire.v1.ListWorkersRequest\x1a .pagewire.v1.ListWorkersResponse\x12S\n\x0cRemoveWorker\x12 .pagewire.v1.RemoveWorkerRequest\x1a!.pagewire.v1.RemoveWorkerResponse\x12Y\n\x0e\x45xplainRequest\x12\".pagewire.v1.ExplainRequestRequest\x1a#.pagewire.v1.ExplainRequestResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pagewire/v1/admin.proto\x12\x0bpagewire.v1\"\x10\n\x0eGetLoadRequest\"\x95\x05\n\x0fGetLoadResponse\x12\x1c\n\x14num_requests_running\x18\x01 \x01(\x04\x12\x1c\n\x14num_requests_waiting\x18\x02 \x01(\x04\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\x04\x12\x16\n\x0enum_free_pages\x18\x05 \x01(\x04\x12\x16\n\x0enum_held_pages\x18\x06 \x01(\x04\x12\x18\n\x10num_cached_pages\x18\x07 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\x04\x12\x1b\n\x13num_computed_tokens\x18\t \x01(\x04\x12\x19\n\x11num_output_tokens\x18\n \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x0b \x01(\x04\x12\x19\n\x11num_wasted_tokens\x18\x0c \x01(\x04\x12\x11\n\tnum_steps\x18\r \x01(\x04\x12\x17\n\x0fnum_link_faults\x18\x0e \x01(\x04\x12\x18\n\x10page_waste_ratio\x18\x0f \x01(\x01\x12\x17\n\x0fnum_asked_pages\x18\x10 \x01(\x04\x12\x15\n\rnum_hit_pages\x18\x11 \x01(\x04\x12\x19\n\x11num_evicted_pages\x18\x12 \x01(\x04\x12\x1a\n\x12num_diverged_pages\x18\x13 \x01(\x04\x12\x18\n\x10num_salted_pages\x18\x14 \x01(\x04\x12\x16\n\x0enum_tail_pages\x18\x15 \x01(\x04\x12\x36\n\x13\x66irst_token_seconds\x18\x18 \x01(\x0b\x32\x19.pagewire.v1.Distribution\x12\x36\n\x13inter_token_seconds\x18\x19 \x01(\x0b\x32\x19.pagewire.v1.Distribution\";\n\x0c\x44istribution\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"\xa7\x02\n\x13UpdateLimitsRequest\x12\x19\n\x0cmax_num_seqs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12#\n\x16max_num_batched_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12 \n\x13max_queued_requests\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1e\n\x11max_queued_tokens\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x1e\n\x11scheduling_policy\x18\x05 \x01(\tH\x04\x88\x01\x01\x42\x0f\n\r_max_num_seqsB\x19\n\x17_max_num_batched_tokensB\x16\n\x14_max_queued_requestsB\x14\n\x12_max_queued_tokensB\x14\n\x12_scheduling_policy\"\x9f\x01\n\x14UpdateLimitsResponse\x12\x14\n\x0cmax_num_seqs\x18\x01 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x02 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x03 \x01(\r\x12\x19\n\x11max_queued_tokens\x18\x04 \x01(\x04\x12\x19\n\x11scheduling_policy\x18\x05 \x01(\t\"6\n\x0c\x44rainRequest\x12\x17\n\ntimeout_ms\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\r\n\x0b_timeout_ms\"\x0f\n\rDrainResponse\"\x14\n\x12ListWorkersRequest\"\xb9\x01\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x11\n\tnum_pages\x18\x03 \x01(\x04\x12\x16\n\x0enum_free_pages\x18\x04 \x01(\x04\x12\x16\n\x0enum_held_pages\x18\x05 \x01(\x04\x12\x18\n\x10num_cached_pages\x18\x06 \x01(\x04\x12\x1c\n\x14num_requests_running\x18\x07 \x01(\r\x12\x11\n\tnum_steps\x18\x08 \x01(\x04\";\n\x13ListWorkersResponse\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.pagewire.v1.Worker\"(\n\x13RemoveWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x16\n\x14RemoveWorkerResponse\"+\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"B\n\x16\x45xplainRequestResponse\x12(\n\tdecisions\x18\x01 \x03(\x0b\x32\x15.pagewire.v1.Decision\"=\n\x08\x44\x65\x63ision\x12\x12\n\nat_seconds\x18\x01 \x01(\x01\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x0c\n\x04text\x18\x03 \x01(\t2\xeb\x03\n\x0c\x41\x64minService\x12\x44\n\x07GetLoad\x12\x1b.pagewire.v1.GetLoadRequest\x1a\x1c.pagewire.v1.GetLoadResponse\x12S\n\x0cUpdateLimits\x12 .pagewire.v1.UpdateLimitsRequest\x1a!.pagewire.v1.UpdateLimitsResponse\x12>\n\x05\x44rain\x12\x19.pagewire.v1.DrainRequest\x1a\x1a.pagewire.v1.DrainResponse\x12P\n\x0bListWorkers\x12\x1f.pagewire.v1.ListWorkersRequest\x1a .pagewire.v1.ListWorkersResponse\x12S\n\x0cRemoveWorker\x12 .pagewire.v1.RemoveWorkerRequest\x1a!.pagewire.v1.RemoveWorkerResponse\x12Y\n\x0e\x45xplainRequest\x12\".pagewire.v1.ExplainRequestRequest\x1a#.pagewire.v1.ExplainRequestResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,31 +34,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETLOADREQUEST']._serialized_start=40
   _globals['_GETLOADREQUEST']._serialized_end=56
   _globals['_GETLOADRESPONSE']._serialized_start=59
-  _globals['_GETLOADRESPONSE']._serialized_end=608
-  _globals['_UPDATELIMITSREQUEST']._serialized_start=611
-  _globals['_UPDATELIMITSREQUEST']._serialized_end=906
-  _globals['_UPDATELIMITSRESPONSE']._serialized_start=909
-  _globals['_UPDATELIMITSRESPONSE']._serialized_end=1068
-  _globals['_DRAINREQUEST']._serialized_start=1070
-  _globals['_DRAINREQUEST']._serialized_end=1124
-  _globals['_DRAINRESPONSE']._serialized_start=1126
-  _globals['_DRAINRESPONSE']._serialized_end=1141
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1143
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1163
-  _globals['_WORKER']._serialized_start=1166
-  _globals['_WORKER']._serialized_end=1351
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=1353
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1412
-  _globals['_REMOVEWORKERREQUEST']._serialized_start=1414
-  _globals['_REMOVEWORKERREQUEST']._serialized_end=1454
-  _globals['_REMOVEWORKERRESPONSE']._serialized_start=1456
-  _globals['_REMOVEWORKERRESPONSE']._serialized_end=1478
-  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=1480
-  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=1523
-  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=1525
-  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=1591
-  _globals['_DECISION']._serialized_start=1593
-  _globals['_DECISION']._serialized_end=1654
-  _globals['_ADMINSERVICE']._serialized_start=1657
-  _globals['_ADMINSERVICE']._serialized_end=2148
+  _globals['_GETLOADRESPONSE']._serialized_end=720
+  _globals['_DISTRIBUTION']._serialized_start=722
+  _globals['_DISTRIBUTION']._serialized_end=781
+  _globals['_UPDATELIMITSREQUEST']._serialized_start=784
+  _globals['_UPDATELIMITSREQUEST']._serialized_end=1079
+  _globals['_UPDATELIMITSRESPONSE']._serialized_start=1082
+  _globals['_UPDATELIMITSRESPONSE']._serialized_end=1241
+  _globals['_DRAINREQUEST']._serialized_start=1243
+  _globals['_DRAINREQUEST']._serialized_end=1297
+  _globals['_DRAINRESPONSE']._serialized_start=1299
+  _globals['_DRAINRESPONSE']._serialized_end=1314
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1316
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1336
+  _globals['_WORKER']._serialized_start=1339
+  _globals['_WORKER']._serialized_end=1524
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1526
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1585
+  _globals['_REMOVEWORKERREQUEST']._serialized_start=1587
+  _globals['_REMOVEWORKERREQUEST']._serialized_end=1627
+  _globals['_REMOVEWORKERRESPONSE']._serialized_start=1629
+  _globals['_REMOVEWORKERRESPONSE']._serialized_end=1651
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=1653
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=1696
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=1698
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=1764
+  _globals['_DECISION']._serialized_start=1766
+  _globals['_DECISION']._serialized_end=1827
+  _globals['_ADMINSERVICE']._serialized_start=1830
+  _globals['_ADMINSERVICE']._serialized_end=2321
 # @@protoc_insertion_point(module_scope)

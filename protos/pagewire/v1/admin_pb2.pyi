@@ -11,7 +11,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_requests_running", "num_requests_waiting", "num_workers", "num_pages", "num_free_pages", "num_held_pages", "num_cached_pages", "num_preemptions", "num_computed_tokens", "num_output_tokens", "num_cached_tokens", "num_wasted_tokens", "num_steps", "num_link_faults", "page_waste_ratio", "num_asked_pages", "num_hit_pages", "num_evicted_pages", "num_diverged_pages", "num_salted_pages", "num_tail_pages")
+    __slots__ = ("num_requests_running", "num_requests_waiting", "num_workers", "num_pages", "num_free_pages", "num_held_pages", "num_cached_pages", "num_preemptions", "num_computed_tokens", "num_output_tokens", "num_cached_tokens", "num_wasted_tokens", "num_steps", "num_link_faults", "page_waste_ratio", "num_asked_pages", "num_hit_pages", "num_evicted_pages", "num_diverged_pages", "num_salted_pages", "num_tail_pages", "first_token_seconds", "inter_token_seconds")
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,8 @@ class GetLoadResponse(_message.Message):
     NUM_DIVERGED_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_SALTED_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_TAIL_PAGES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    INTER_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     num_requests_running: int
     num_requests_waiting: int
     num_workers: int
@@ -54,7 +56,19 @@ class GetLoadResponse(_message.Message):
     num_diverged_pages: int
     num_salted_pages: int
     num_tail_pages: int
-    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., num_workers: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_held_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_link_faults: _Optional[int] = ..., page_waste_ratio: _Optional[float] = ..., num_asked_pages: _Optional[int] = ..., num_hit_pages: _Optional[int] = ..., num_evicted_pages: _Optional[int] = ..., num_diverged_pages: _Optional[int] = ..., num_salted_pages: _Optional[int] = ..., num_tail_pages: _Optional[int] = ...) -> None: ...
+    first_token_seconds: Distribution
+    inter_token_seconds: Distribution
+    def __init__(self, num_requests_running: _Optional[int] = ..., num_requests_waiting: _Optional[int] = ..., num_workers: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_held_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_link_faults: _Optional[int] = ..., page_waste_ratio: _Optional[float] = ..., num_asked_pages: _Optional[int] = ..., num_hit_pages: _Optional[int] = ..., num_evicted_pages: _Optional[int] = ..., num_diverged_pages: _Optional[int] = ..., num_salted_pages: _Optional[int] = ..., num_tail_pages: _Optional[int] = ..., first_token_seconds: _Optional[_Union[Distribution, _Mapping]] = ..., inter_token_seconds: _Optional[_Union[Distribution, _Mapping]] = ...) -> None: ...
+
+class Distribution(_message.Message):
+    __slots__ = ("bounds", "counts", "sum")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum: float
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
 
 class UpdateLimitsRequest(_message.Message):
     __slots__ = ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "max_queued_tokens", "scheduling_policy")

@@ -41,7 +41,7 @@ END_REASON_NO_PAGES: EndReason
 END_REASON_GRAMMAR: EndReason
 
 class FrontFrame(_message.Message):
-    __slots__ = ("session", "front_id", "hello", "submits", "cancels", "stops", "scanned", "queries", "heartbeat", "resumes")
+    __slots__ = ("session", "front_id", "hello", "submits", "cancels", "stops", "scanned", "queries", "heartbeat", "resumes", "figures")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FRONT_ID_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class FrontFrame(_message.Message):
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     RESUMES_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     session: int
     front_id: int
     hello: FrontHello
@@ -62,7 +63,8 @@ class FrontFrame(_message.Message):
     queries: _containers.RepeatedCompositeFieldContainer[Query]
     heartbeat: bool
     resumes: _containers.RepeatedCompositeFieldContainer[Resume]
-    def __init__(self, session: _Optional[int] = ..., front_id: _Optional[int] = ..., hello: _Optional[_Union[FrontHello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ..., stops: _Optional[_Iterable[_Union[Stop, _Mapping]]] = ..., scanned: _Optional[_Iterable[_Union[Scanned, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., heartbeat: _Optional[bool] = ..., resumes: _Optional[_Iterable[_Union[Resume, _Mapping]]] = ...) -> None: ...
+    figures: FrontFigures
+    def __init__(self, session: _Optional[int] = ..., front_id: _Optional[int] = ..., hello: _Optional[_Union[FrontHello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ..., stops: _Optional[_Iterable[_Union[Stop, _Mapping]]] = ..., scanned: _Optional[_Iterable[_Union[Scanned, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., heartbeat: _Optional[bool] = ..., resumes: _Optional[_Iterable[_Union[Resume, _Mapping]]] = ..., figures: _Optional[_Union[FrontFigures, _Mapping]] = ...) -> None: ...
 
 class FrontHello(_message.Message):
     __slots__ = ("protocol_version", "pid")
@@ -139,14 +141,36 @@ class Resume(_message.Message):
     def __init__(self, key: _Optional[int] = ..., tenant: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class Cancel(_message.Message):
-    __slots__ = ("key", "deadline", "broken")
+    __slots__ = ("key", "deadline", "broken", "code")
     KEY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     key: int
     deadline: bool
     broken: bool
-    def __init__(self, key: _Optional[int] = ..., deadline: _Optional[bool] = ..., broken: _Optional[bool] = ...) -> None: ...
+    code: int
+    def __init__(self, key: _Optional[int] = ..., deadline: _Optional[bool] = ..., broken: _Optional[bool] = ..., code: _Optional[int] = ...) -> None: ...
+
+class FrontFigures(_message.Message):
+    __slots__ = ("refused", "stall_counts", "stall_seconds")
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    STALL_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    STALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    refused: _containers.RepeatedCompositeFieldContainer[RefusedRequests]
+    stall_counts: bytes
+    stall_seconds: float
+    def __init__(self, refused: _Optional[_Iterable[_Union[RefusedRequests, _Mapping]]] = ..., stall_counts: _Optional[bytes] = ..., stall_seconds: _Optional[float] = ...) -> None: ...
+
+class RefusedRequests(_message.Message):
+    __slots__ = ("code", "reason", "count")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    count: int
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("key", "index", "num_output_tokens")
