@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,24 @@ async def test_clients_show_certificates_and_tokens(
                 mine.models()
 
         await asyncio.to_thread(plain)
+
+
+async def test_the_command_line_shows_them_too(
+    authority: Authority, files: TlsFiles, tokens: AccessOptions, tmp_path: Path
+) -> None:
+    client = authority.client(SPIFFE)
+    client.write(tmp_path / "mine.pem", tmp_path / "mine.key")
+    (tmp_path / "token").write_text("of ops\n")
+    shown = ["--tls-ca", str(files.client_ca), "--tls-cert", str(tmp_path / "mine.pem")]
+    shown += ["--tls-key", str(tmp_path / "mine.key"), "--token-file", str(tmp_path / "token")]
+    options = AccessOptions(tokens_file=tokens.tokens_file, client_certificates=True)
+    async with front_stack(credentials=credentials(authority, client), tls=files, access=options) as stack:
+        command = [*shown, "--tenant", "acme", "generate", "x", "--target", f"127.0.0.1:{stack.front.port}"]
+        program = [sys.executable, "-m", "pagewire_client.cli"]
+        process = await asyncio.create_subprocess_exec(*program, *command, stdout=asyncio.subprocess.PIPE)
+        output, _ = await asyncio.wait_for(process.communicate(), 20)
+        assert (process.returncode, output) == (0, b"Hi\n")
+        assert stack.scheduler.submits[-1].tenant == "acme"
 
 
 async def test_headers_have_limits() -> None:

@@ -5,6 +5,7 @@ with Client("127.0.0.1:50051") as client:
     print(client.generate("The capital of France is", max_tokens=8).text)
 """
 
+from .admin import AdminClient, Limits, Worker
 from .aio import AsyncClient, AsyncStream
 from .channel import Tls
 from .client import Client, Stream
@@ -57,6 +58,7 @@ from .sampling_params import SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
+    "AdminClient",
     "Admitted",
     "AlreadyExistsError",
     "AsyncClient",
@@ -77,6 +79,7 @@ __all__ = [
     "Heartbeat",
     "InternalError",
     "InvalidRequestError",
+    "Limits",
     "Load",
     "Logprob",
     "Model",
@@ -106,4 +109,5 @@ __all__ = [
     "UnavailableError",
     "UnimplementedError",
     "Usage",
+    "Worker",
 ]

@@ -209,6 +209,10 @@ class LocalStack:
         child = worker.child
         if child is None or (code := child.exit_code()) is None:
             return
+        if code == 0:  # an operator let it go
+            worker.child = None
+            self._tell(f"{child.name} ended by itself; it is not started again")
+            return
         delay = worker.restarts.delay_after(now - child.started_at)
         if delay is None:
             raise self._ended_early(child, note=f", crash {worker.restarts.num_quick_crashes} in a row; giving up")

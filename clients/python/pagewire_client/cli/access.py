@@ -5,15 +5,15 @@ pagewire --tls-ca ca.pem --token-file token generate "..." --target server:50051
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from click import get_current_context
 
+from ..admin import AdminClient
 from ..channel import Tls
-from ..client import Client
 from .failures import UsageError
 
 _PANEL = "Towards a server"
@@ -52,6 +52,10 @@ class Access:
     tenant: str | None = None
 
 
+ACCESS: ContextVar[Access] = ContextVar("access", default=Access())  # noqa: B039 - frozen
+"""What the options before the command say."""
+
+
 def read_access(
     *,
     tls: bool,
@@ -78,12 +82,12 @@ def read_access(
     )
 
 
-def open_client(target: str, *, is_internal: bool = False) -> Client:
+def open_client(target: str, *, is_internal: bool = False) -> AdminClient:
     """A client that shows what the command line said. The internal port of this machine speaks no TLS."""
-    access: Access = get_current_context().find_root().obj or Access()
+    access = ACCESS.get()
     tls = None if is_internal and _is_loopback(target) else access.tls
     metadata = () if access.tenant is None else ((TENANT_KEY, access.tenant),)
-    return Client(target, tls=tls, token=access.token, metadata=metadata)
+    return AdminClient(target, tls=tls, token=access.token, metadata=metadata)
 
 
 def _read(flag: str, path: Path | None) -> bytes | None:

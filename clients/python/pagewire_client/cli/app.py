@@ -43,7 +43,6 @@ app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty
 
 @app.callback()
 def pagewire(
-    context: typer.Context,
     tls: access.UseTls = False,
     tls_ca: access.TlsCa = None,
     tls_cert: access.TlsCert = None,
@@ -53,7 +52,7 @@ def pagewire(
     tenant: access.Tenant = None,
 ) -> None:
     """LLM inference over gRPC: serve a model, or talk to a server."""
-    context.obj = access.read_access(
+    shown = access.read_access(
         tls=tls,
         tls_ca=tls_ca,
         tls_cert=tls_cert,
@@ -62,6 +61,7 @@ def pagewire(
         token_file=token_file,
         tenant=tenant,
     )
+    access.ACCESS.set(shown)
 
 
 app.command(context_settings=_PASS_THROUGH, epilog=help_text(*Role))(serving.serve)
@@ -72,6 +72,7 @@ app.command()(generation.chat)
 app.command()(queries.models)
 app.command()(queries.health)
 app.command()(queries.explain)
+app.command()(queries.drain)
 app.command()(queries.fetch)
 app.command("version")(queries.show_version)
 app.command(context_settings=_PASS_THROUGH, add_help_option=False)(serving.replay)

@@ -1,4 +1,4 @@
-"""``pagewire models``, ``health``, ``explain``, ``fetch`` and ``version``."""
+"""``pagewire models``, ``health``, ``explain``, ``drain``, ``fetch`` and ``version``."""
 
 from __future__ import annotations
 
@@ -70,6 +70,17 @@ def explain(
         else:
             step = f"step {decision.step_id}" if decision.step_id else ""
             print(f"{decision.at_seconds:10.4f} s  {step:<12}  {printable(decision.text)}")
+
+
+def drain(
+    target: arg.InternalTarget = arg.INTERNAL_TARGET_DEFAULT,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.0, help="Time for what runs (default: as the server is configured).")
+    ] = None,
+) -> None:
+    """Have a server refuse new requests, finish what runs, and end."""
+    with open_client(target, is_internal=True) as client:
+        client.drain(seconds)
 
 
 def fetch(
