@@ -16,7 +16,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pagewire_kernels.triton import (
+    fragment_linear,
     launch,
+    packed_linear,
+    packed_weight,
     paged_chunk,
     paged_decode,
     rms_norm,
@@ -25,6 +28,7 @@ from pagewire_kernels.triton import (
     shared_prefix,
     silu_mul,
     skinny_linear,
+    unpack_weight,
 )
 from pagewire_kernels.triton import threshold as threshold_file
 
@@ -80,8 +84,9 @@ def builds(hip: bool) -> Iterator[Build]:
     for shape in SHAPES:
         yield from _attention_builds(shape, hip)
     yield from _linear_builds(hip)
+    yield from _quantized_builds(hip)
     for dtype in (torch.bfloat16, torch.float32):
-        yield from _row_builds(_POINTERS[dtype])
+        yield from _row_builds(_POINTERS[dtype], hip)
         yield from _sampler_builds(_POINTERS[dtype])
 
 
@@ -103,7 +108,7 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
         f"paged_decode[{shape.name}]",
         paged_decode.paged_decode_kernel,
         {**pages, **partials, "scale": "fp32", "page_table_stride": "i32", "shared_lens_ptr": "*i32"},
-        {**heads, **q_stride, **page_size, **splits, **shared_tile, "NUM_STAGES": tiles.num_stages},
+        {**heads, **q_stride, **page_size, **splits, **shared_tile, "NUM_STAGES": tiles.num_stages, "PDL": not hip},
         tiles.num_warps,
     )
     yield Build(
@@ -137,8 +142,8 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
     )
 
 
-def _row_builds(data: str) -> Iterator[Build]:
-    size = {"SIZE": 576, "TILE": 1024}
+def _row_builds(data: str, hip: bool) -> Iterator[Build]:
+    size = {"SIZE": 576, "TILE": 1024, "PDL": not hip}
     row = {"x_ptr": data, "weight_ptr": data, "out_ptr": data, "eps": "fp32"}
     yield Build(f"rms_norm[{data}]", rms_norm.rms_norm_kernel, row, {**size, "X_STRIDE": 576}, 4)
     yield Build(
@@ -152,9 +157,52 @@ def _row_builds(data: str) -> Iterator[Build]:
         f"silu_mul[{data}]",
         silu_mul.silu_mul_kernel,
         {"gate_up_ptr": data, "out_ptr": data},
-        {"ROW_STRIDE": 3072, "SIZE": 1536, "TILE": silu_mul.TILE_COLUMNS},
+        {"ROW_STRIDE": 3072, "SIZE": 1536, "TILE": silu_mul.TILE_COLUMNS, "PDL": not hip},
         4,
     )
+
+
+def _quantized_builds(hip: bool) -> Iterator[Build]:
+    """Group 128, 64 and 32, 4 and 8 bits, sizes that divide no tile; fragments where there is the instruction."""
+    for num_outputs, num_inputs, rows, subgroups, halves, data in (
+        (28672, 4096, 64, 1, 1, "*bf16"),
+        (4096, 14336, 16, 4, 1, "*fp16"),
+        (576, 1536, 128, 2, 2, "*bf16"),
+        (100, 96, 16, 1, 1, "*bf16"),
+    ):
+        chunks = halves * launch.ceil_div(num_inputs, packed_weight.CHUNK_INPUTS)
+        tiles = launch.ceil_div(num_outputs, packed_weight.TILE_OUTPUTS)
+        name = f"{num_outputs} x {num_inputs}, {subgroups} subgroups"
+        types = dict.fromkeys(("x_ptr", "bias_ptr", "out_ptr"), data) | {"words_ptr": "*i16", "scales_ptr": "*i32"}
+        sizes = {"NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs, "CHUNKS": chunks, "SUBGROUPS": subgroups}
+        dtypes = {"BF16": data == "*bf16", "SCALE_BF16": False}
+        product = {**sizes, **dtypes, "X_STRIDE": num_inputs, "BIAS": True, "PDL": not hip}
+        packed = packed_linear.packed_tiles(rows, tiles, chunks, hip)
+        yield Build(
+            f"packed_linear[{name}]",
+            packed_linear.packed_linear_kernel,
+            {**types, "num_rows": "i32", "partial_ptr": "*fp32", "counters_ptr": "*i32"},
+            {**product, "SPLITS": packed.splits, "ROWS": packed.rows, "OUTPUTS": packed.outputs}
+            | {"NUM_STAGES": packed.stages, "ASM": not hip},
+            packed.warps,
+        )
+        yield Build(
+            f"unpack_weight[{name}]",
+            unpack_weight.unpack_weight_kernel,
+            {**types, "first_tile": "i32"},
+            {**sizes, **dtypes},
+            4,
+        )
+        if not hip:
+            fragment = fragment_linear.fragment_tiles(tiles, chunks)
+            yield Build(
+                f"fragment_linear[{name}]",
+                fragment_linear.fragment_linear_kernel,
+                {**types, "num_rows": "i32"},
+                {**product, "ROW_TILES": fragment.row_tiles, "WARPS": fragment.warps}
+                | {"UNROLL": fragment.unroll, "FENCE": fragment.fence},
+                fragment.warps,
+            )
 
 
 def _linear_builds(hip: bool) -> Iterator[Build]:

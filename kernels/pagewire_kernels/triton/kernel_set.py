@@ -14,6 +14,7 @@ from pagewire_kernels.reference import DequantizedProduct
 from pagewire_kernels.triton import skinny_linear
 from pagewire_kernels.triton.paged_chunk import paged_chunk
 from pagewire_kernels.triton.paged_decode import paged_decode
+from pagewire_kernels.triton.quantized_linear import PackedProduct, Scratch
 from pagewire_kernels.triton.rms_norm import add_rms_norm, rms_norm
 from pagewire_kernels.triton.rotary_kv_write import rotary_kv_write
 from pagewire_kernels.triton.sampler import sample
@@ -29,6 +30,7 @@ class TritonKernels:
 
     def __init__(self) -> None:
         self._counters = torch.empty(0)
+        self._scratch = Scratch()
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)
@@ -67,7 +69,11 @@ class TritonKernels:
         return F.linear(x, weight, bias)
 
     def prepare_quantized(self, weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedProduct:
-        return DequantizedProduct(weight, dtype)
+        """Packed where the layout holds the weight, else as floats."""
+        try:
+            return PackedProduct(weight, dtype, self._zeros(_NUM_COUNTERS, weight.codes.device), self._scratch)
+        except ValueError:
+            return DequantizedProduct(weight, dtype)
 
     def _zeros(self, count: int, device: torch.device) -> torch.Tensor:
         if len(self._counters) < count or self._counters.device != device:

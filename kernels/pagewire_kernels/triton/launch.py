@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+import triton
 
 PROGRAMS_PER_PROCESSOR = 2
 """Decode programs that a streaming multiprocessor should have; with fewer, sequences are split."""
@@ -47,6 +48,11 @@ def num_processors(device: torch.device) -> int:
 
 def on_hip() -> bool:
     return torch.version.hip is not None
+
+
+def on_nvidia() -> bool:
+    """Whether kernels run compiled on an NVIDIA device: neither on ROCm nor in the interpreter."""
+    return torch.version.cuda is not None and not triton.knobs.runtime.interpret
 
 
 def num_splits(num_sequences: int, num_kv_heads: int, max_kv_len: int, processors: int) -> int:

@@ -21,6 +21,7 @@ from pagewire_kernels.triton.launch import (
     num_processors,
     num_splits,
     on_hip,
+    on_nvidia,
 )
 from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_rows, softmax_step
 from pagewire_kernels.triton.shared_prefix import (
@@ -97,8 +98,11 @@ def paged_decode_kernel(
     MIN_SHARED_SPLIT: tl.constexpr,
     SHARED_TILE: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One split of one (sequence, key/value head). Grid (S, NUM_KV_HEADS, NUM_SPLITS)."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -227,5 +231,6 @@ def paged_decode(
         MIN_SHARED_SPLIT=MIN_SHARED_SPLIT,
         SHARED_TILE=tile_tokens(kv_pages.dtype),
         NUM_STAGES=tiles.num_stages,
+        PDL=on_nvidia(),
         num_warps=tiles.num_warps,
     )

@@ -9,12 +9,23 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire_kernels.triton.launch import next_power_of_two
+from pagewire_kernels.triton.launch import next_power_of_two, on_nvidia
 
 
 @triton.jit
-def rms_norm_kernel(x_ptr, weight_ptr, out_ptr, eps, X_STRIDE: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr):
+def rms_norm_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    eps,
+    X_STRIDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    PDL: tl.constexpr,
+):
     """Norm of one row. Grid (T,)."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, TILE)
     inside = columns < SIZE
@@ -35,8 +46,11 @@ def add_rms_norm_kernel(
     RESIDUAL_STRIDE: tl.constexpr,
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """residual += x, then the norm of what was stored. Grid (T,)."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, TILE)
     inside = columns < SIZE
@@ -63,7 +77,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     tile = next_power_of_two(size)
     if rows:
         rms_norm_kernel[(rows,)](
-            x, weight, out, eps, X_STRIDE=x.stride(0), SIZE=size, TILE=tile, num_warps=num_warps_for(tile)
+            x,
+            weight,
+            out,
+            eps,
+            X_STRIDE=x.stride(0),
+            SIZE=size,
+            TILE=tile,
+            PDL=on_nvidia(),
+            num_warps=num_warps_for(tile),
         )
     return out
 
@@ -86,6 +108,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
             RESIDUAL_STRIDE=residual.stride(0),
             SIZE=size,
             TILE=tile,
+            PDL=on_nvidia(),
             num_warps=num_warps_for(tile),
         )
     return out

@@ -6,14 +6,18 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire_kernels.triton.launch import ceil_div
+from pagewire_kernels.triton.launch import ceil_div, on_nvidia
 
 TILE_COLUMNS = 1024
 
 
 @triton.jit
-def silu_mul_kernel(gate_up_ptr, out_ptr, ROW_STRIDE: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr):
+def silu_mul_kernel(
+    gate_up_ptr, out_ptr, ROW_STRIDE: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr
+):
     """One tile of one row. Grid (T, ceil(I / TILE))."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = columns < SIZE
@@ -31,6 +35,6 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         silu_mul_kernel[(rows, ceil_div(size, TILE_COLUMNS))](
-            gate_up, out, ROW_STRIDE=gate_up.stride(0), SIZE=size, TILE=TILE_COLUMNS, num_warps=4
+            gate_up, out, ROW_STRIDE=gate_up.stride(0), SIZE=size, TILE=TILE_COLUMNS, PDL=on_nvidia(), num_warps=4
         )
     return out

@@ -1,0 +1,65 @@
+"""The kernels for quantised weights in Triton's interpreter against the reference: float16, the interpreter's bfloat16
+arithmetic is not a GPU's. Fragments need a GPU's matrix instruction, so few rows run as ``packed_linear`` here."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from pagewire_kernels.reference import DequantizedProduct
+from pagewire_kernels.triton import TritonKernels
+from pagewire_kernels.triton.quantized_linear import PackedProduct
+from support.kernel_cases import poison_allocations
+from support.quantized_checks import FORMS, check_floats, check_products, quantized_weight
+from triton import knobs
+
+pytestmark = [
+    pytest.mark.skipif(not knobs.runtime.interpret, reason="Triton is not in interpreter mode: tests/gpu runs these"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> TritonKernels:
+    poison_allocations(monkeypatch)
+    return TritonKernels()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_quantized_products(kernels: TritonKernels, form: tuple[int, int, int, int, bool]) -> None:
+    weight = quantized_weight(*form[:4], permuted=form[4])
+    check_floats(kernels, weight, torch.float16)
+    check_products(kernels, weight, torch.float16, rows=(3, 20))
+
+
+def test_products_of_many_rows_use_floats_made_by_panels_or_kept(
+    kernels: TritonKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagewire_kernels.triton.quantized_linear.PANEL_BYTES", 64 * 256 * 2)
+    weight = quantized_weight(192, 256, 128, 4, permuted=True)
+    check_products(kernels, weight, torch.float16, rows=(300,))
+    product = kernels.prepare_quantized(weight, torch.float16)
+    assert isinstance(product, PackedProduct)
+    x = torch.randn(300, 256).half()
+    by_panels, bytes_before = product(x, None), product.num_bytes
+    product.keep_floats()
+    assert product.num_bytes == bytes_before + product.num_float_bytes == bytes_before + 192 * 256 * 2
+    torch.testing.assert_close(product(x, None), by_panels, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("reason", ["float32 inputs", "float32 scales", "odd inputs", "odd groups", "offsets", "zeros"])
+def test_forms_that_no_layout_holds_are_dequantised(kernels: TritonKernels, reason: str) -> None:
+    weight, dtype = quantized_weight(64, 96, 32, 4), torch.float16
+    if reason == "float32 inputs":
+        dtype = torch.float32
+    elif reason == "float32 scales":
+        weight = replace(weight, scales=weight.scales.float())
+    elif reason == "odd inputs":
+        weight = quantized_weight(64, 100, 128, 4)
+    elif reason == "odd groups":
+        weight = quantized_weight(64, 96, 24, 4)
+    elif reason == "offsets":
+        weight = replace(weight, zeros=None, offsets=weight.scales * 3)
+    else:
+        weight = replace(weight, zeros=torch.full_like(weight.scales, 200, dtype=torch.uint8))
+    assert isinstance(kernels.prepare_quantized(weight, dtype), DequantizedProduct)
+    check_products(kernels, weight, dtype, rows=(3,))
