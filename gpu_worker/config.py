@@ -43,6 +43,9 @@ class WorkerConfig(BaseSettings):
     quantization: Literal["auto", "none", "awq", "gptq", "compressed-tensors", "fp8", "gguf"] = Field(
         "auto", description="auto: as the checkpoint says; another: refuse a checkpoint that is not this"
     )
+    quantization_prefill: Literal["auto", "copy", "codes"] = Field(
+        "auto", description="many rows: copy keeps quantised weights also as floats, codes unpacks them (GPU)"
+    )
     page_size: int = Field(32, ge=1, le=1024, description="tokens a page holds")
     max_num_seqs: int | None = Field(None, ge=1, le=65536, description="most requests at once; GPU 256, CPU 64")
     max_num_batched_tokens: int | None = Field(

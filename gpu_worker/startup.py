@@ -27,6 +27,7 @@ from gpu_worker.request_rows import RowLimits
 from gpu_worker.warm_up import warm_up
 from gpu_worker.weights.checkpoint import Checkpoint
 from gpu_worker.weights.dummy import DummyCheckpoint, fill_with_noise
+from gpu_worker.weights.float_copies import keep_float_copies
 from gpu_worker.weights.load import load_quantized, load_weights
 from gpu_worker.weights.open import open_checkpoint
 from gpu_worker.worker_card import WorkerCard
@@ -52,7 +53,9 @@ class Parts:
 def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     """Raises ModelLoadError, PagePoolTooSmallError, ConfigError."""
     is_dummy = config.load_format == "dummy"
-    checkpoint: Checkpoint = DummyCheckpoint(config.model) if is_dummy else open_checkpoint(config.model)
+    checkpoint: Checkpoint = (
+        DummyCheckpoint(config.model, config.quantization) if is_dummy else open_checkpoint(config.model)
+    )
     _check_quantization(config.quantization, checkpoint)
     device = pick_device(config.device)
     free_before = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
@@ -84,7 +87,7 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
         fill_with_noise(model.weight_slots())
     else:
         load_weights(checkpoint, model.weight_slots(), warn)
-        load_quantized(checkpoint, model.quantized_linears, kernels, dtype, device)
+    load_quantized(checkpoint, model.quantized_linears, kernels, dtype, device)
     dtype_name = str(dtype).removeprefix("torch.")
     card = make_model_card(
         checkpoint,
@@ -95,6 +98,7 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
         kv_cache_dtype=dtype_name,
     )
     model.finish(card.vocab_size)
+    num_copied = _keep_float_copies(config, model, device, free_before, kernels)
     limits = _size_pool(config, model, kernels, card, device, dtype, free_before)
     kv_pages = allocate_pages(limits.num_pages, PageShape.of(model.config, limits.page_size, dtype), device)
     runner = ModelRunner(model, kernels, kv_pages, limits, device, _grammar_vocabulary(card, warn))
@@ -104,7 +108,7 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     return Parts(
         runner=runner,
         card=_worker_card(card, limits, device, kernels.name),
-        summary=_summary(card, runner, device, kernels.name, threads),
+        summary=_summary(card, runner, device, kernels.name, threads, num_copied),
     )
 
 
@@ -124,6 +128,22 @@ def _grammar_vocabulary(card: ModelCard, warn: Callable[[str], None]) -> "Gramma
 def _uses_graphs(config: "WorkerConfig", device: torch.device, kernels: KernelSet) -> bool:
     """Only the Triton kernels read nothing back on the host."""
     return device.type == "cuda" and kernels.name == "triton" and not config.enforce_eager
+
+
+def _keep_float_copies(
+    config: "WorkerConfig", model: LlamaModel, device: torch.device, free_before: int, kernels: KernelSet
+) -> int:
+    """Bytes of the copies that products of many rows use; none where the kernels have no use for them."""
+    if device.type != "cuda" or not model.quantized_linears:
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)  # what loading needed for a while is free again
+    spare = gpu_pool_bytes(
+        device, config.gpu_memory_utilization, free_before, for_graphs=_uses_graphs(config, device, kernels)
+    )
+    try:
+        return keep_float_copies(model.quantized_linears, config.quantization_prefill, spare)
+    except torch.OutOfMemoryError:
+        raise ModelLoadError("--quantization-prefill 'copy': the copies do not fit the device") from None
 
 
 def _check_kv_dtype(config: "WorkerConfig", dtype: torch.dtype) -> None:
@@ -218,7 +238,9 @@ def program_version() -> str:
         return "0"
 
 
-def _summary(card: ModelCard, runner: ModelRunner, device: torch.device, kernels: str, threads: int) -> str:
+def _summary(
+    card: ModelCard, runner: ModelRunner, device: torch.device, kernels: str, threads: int, num_copied: int
+) -> str:
     """The table printed at start."""
     limits, graphs = runner.limits, runner.graphs
     tokens = limits.num_pages * limits.page_size
@@ -234,7 +256,8 @@ def _summary(card: ModelCard, runner: ModelRunner, device: torch.device, kernels
             f"{card.dtype}, KV cache {card.kv_cache_dtype}"
             + (f", from {card.quantization}" if card.quantization else ""),
         ),
-        ("weights", f"{runner.model.num_weight_bytes / 2**20:,.1f} MiB"),
+        ("weights", f"{(runner.model.num_weight_bytes - num_copied) / 2**20:,.1f} MiB"),
+        *((("copy for many rows", f"{num_copied / 2**20:,.1f} MiB"),) if num_copied else ()),
         ("pages", f"{limits.num_pages:,} of {limits.page_size} tokens"),
         ("tokens that fit", f"{tokens:,}"),
         ("concurrency", f"{tokens / limits.max_model_len:.1f} requests of max_model_len {limits.max_model_len:,}"),

@@ -29,14 +29,12 @@ class Projection:
 class QuantizedLinear:
     """``x @ w.T + bias``: x [T, in] -> [T, out]. Of no use until ``fill``."""
 
-    __slots__ = ("_runs", "bias", "num_bytes", "num_inputs", "projections")
+    __slots__ = ("_runs", "bias", "num_inputs", "projections")
 
     def __init__(self, projections: Sequence[Projection], num_inputs: int, bias: torch.Tensor | None) -> None:
         self.projections = tuple(projections)
         self.num_inputs = num_inputs
         self.bias = bias
-        self.num_bytes = 0
-        """Of the weights, without the bias."""
         self._runs: list[tuple[QuantizedProduct | Linear, torch.Tensor | None]] = []
         """Products and, for those that take one, their part of the bias."""
 
@@ -52,12 +50,19 @@ class QuantizedLinear:
             bias = None if self.bias is None else self.bias[start:stop]
             if run[0].weight is not None:
                 product: QuantizedProduct | Linear = Linear(run[0].weight, bias, kernels.linear)
-                self.num_bytes += run[0].weight.nbytes
             else:
                 product = kernels.prepare_quantized(concatenate([weights[each.name] for each in run]), dtype)
-                self.num_bytes += product.num_bytes
             self._runs.append((product, bias))
             start = stop
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights, without the bias."""
+        return sum(run.weight.nbytes if isinstance(run, Linear) else run.num_bytes for run, _ in self._runs)
+
+    def products(self) -> Iterable[QuantizedProduct]:
+        """Of the quantised projections."""
+        return (run for run, _ in self._runs if not isinstance(run, Linear))
 
     def pack(self) -> None:
         """As a plain layer's: for the projections that are plain."""

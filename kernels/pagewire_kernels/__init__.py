@@ -3,6 +3,7 @@
 from pagewire_kernels.interface import (
     SHARED_TILE_ROWS,
     AttentionBatch,
+    KeepsFloats,
     KernelSet,
     QkNorm,
     QuantizedProduct,
@@ -14,6 +15,7 @@ from pagewire_kernels.quantized import QuantizedWeight
 __all__ = [
     "SHARED_TILE_ROWS",
     "AttentionBatch",
+    "KeepsFloats",
     "KernelSet",
     "QkNorm",
     "QuantizedProduct",

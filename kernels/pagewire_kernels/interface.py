@@ -11,7 +11,7 @@ come first.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -109,6 +109,18 @@ class QuantizedProduct(Protocol):
 
         Inputs are in the model's order: what is permuted is the product's to permute. Sums in float32.
         """
+        ...
+
+
+@runtime_checkable
+class KeepsFloats(Protocol):
+    """A quantised product that many rows would find faster with a copy of the weight in floats."""
+
+    num_float_bytes: int
+    """Memory the copy takes."""
+
+    def keep_floats(self) -> None:
+        """Make the copy and keep it; ``num_bytes`` counts it then."""
         ...
 
 

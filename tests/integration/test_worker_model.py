@@ -1,5 +1,6 @@
 """Tiny random Llamas through rows, pages and kernels equal transformers token for token in float32."""
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, VOCAB_SIZE, TinyModel,
 from gpu_worker import startup
 from gpu_worker.batch_plan import BatchPlan, int32s
 from gpu_worker.config import WorkerConfig
+from gpu_worker.errors import ModelLoadError
 from gpu_worker.model_runner import ModelRunner
 
 LENGTHS = (1, 15, 16, 17, 31, 33, 100)
@@ -220,6 +222,26 @@ def test_dummy_weights_need_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     (first,), (second,) = (generate(build(tmp_path, load_format="dummy"), of_lengths((20,))) for _ in range(2))
     assert first == second
+
+
+def test_dummy_weights_are_quantised_where_that_is_asked_for(tmp_path: Path) -> None:
+    """By the flag or by the config; other methods are refused."""
+    make_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    plain = build(tmp_path, load_format="dummy")
+    by_flag = build(tmp_path, load_format="dummy", quantization="awq")
+    assert len(by_flag.model.quantized_linears) == 4 * by_flag.model.config.num_layers
+    assert by_flag.model.num_parameters == plain.model.num_parameters
+    assert generate(by_flag, of_lengths((20,))) != generate(plain, of_lengths((20,)))
+    config = json.loads((tmp_path / "config.json").read_text())
+    fields = {"quant_method": "gptq", "bits": 8, "group_size": -1}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": fields}))
+    (first,), (second,) = (generate(build(tmp_path, load_format="dummy"), of_lengths((20,))) for _ in range(2))
+    assert first == second
+    fields["quant_method"] = "marlin"
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": fields}))
+    with pytest.raises(ModelLoadError, match="marlin"):
+        build(tmp_path, load_format="dummy")
 
 
 def test_bfloat16_logits_are_close(tmp_path: Path) -> None:

@@ -50,15 +50,11 @@ class PackedProduct:
         self._counters = counters
         self._scratch = scratch
         self._floats: torch.Tensor | None = None
+        self.num_float_bytes = weight.codes.numel() * dtype.itemsize
         self.num_bytes = self._packed.num_bytes + (0 if self._perm is None else self._perm.nbytes)
         whole = self._packed.num_tiles * TILE_OUTPUTS * self._packed.num_inputs
         self._panel_outputs = _panel_outputs(self._packed)
         scratch.reserve(min(whole, self._panel_outputs * self._packed.num_inputs), dtype, weight.codes.device)
-
-    @property
-    def num_float_bytes(self) -> int:
-        """What ``keep_floats`` would take."""
-        return self._packed.num_outputs * self._packed.num_inputs * self._packed.dtype.itemsize
 
     def keep_floats(self) -> None:
         """Keep a copy in floats for products of many rows."""
