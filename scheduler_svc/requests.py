@@ -113,38 +113,36 @@ class Request:
                 output_tokens=output_tokens,
                 worker_id=first.worker_id,
             )
-        submitted = min([ended.submitted_at for ended in ends])
+        submitted, last = ends[0].submitted_at, ends[0]
+        for ended in ends:
+            submitted = min(submitted, ended.submitted_at)
+            last = ended if ended.ended_at > last.ended_at else last
         admitted = [ended.admitted_at for ended in ends if ended.admitted_at is not None]
         began = [ended.first_token_at for ended in ends if ended.first_token_at is not None]
         went_on = [ended.last_token_at for ended in ends if ended.last_token_at is not None]
-        last = max(ends, key=_ended_at)
+        workers = [ended.worker_id for ended in ends if ended.worker_id]
         return RequestSummary(
-            reason=_common_reason(ends) if self.is_over else None,
+            reason=_common_reason(ends) if len(ends) == len(self.outputs) else None,
             elsewhere=self.cancelled_elsewhere,
             prompt_tokens=self.num_prompt_tokens,
             cached_tokens=first.num_cached_tokens if first.ended is None else first.ended.num_cached_tokens,
             output_tokens=output_tokens,
             recomputed_tokens=sum([ended.num_recomputed_tokens for ended in ends]),
-            queue_seconds=min(admitted, default=last.ended_at) - submitted,
+            queue_seconds=(min(admitted) if admitted else last.ended_at) - submitted,
             first_token_seconds=min(began) - submitted if began else 0.0,
             decode_seconds=max(went_on) - min(began) if began and went_on else 0.0,
             total_seconds=last.ended_at - submitted,
-            worker_id=next((ended.worker_id for ended in reversed(ends) if ended.worker_id), ""),
+            worker_id=workers[-1] if workers else "",
             stage=last.stage,
         )
 
 
-def _ended_at(ended: Ended) -> float:
-    return ended.ended_at
-
-
 def _common_reason(ends: list[Ended]) -> EndReason | None:
-    reasons = {ended.reason for ended in ends}
-    if len(reasons) == 1:
-        reason = ends[0].reason
+    reason = ends[0].reason
+    if all(ended.reason is reason for ended in ends):
         return reason if reason in ONE_CAUSE_ENDS else None
-    hard = [reason for reason in reasons if reason in HARD_ENDS]
-    return hard[0] if len(hard) == 1 else None
+    hard = {ended.reason for ended in ends if ended.reason in HARD_ENDS}
+    return hard.pop() if len(hard) == 1 else None
 
 
 def _record(submission: Submission) -> ResumeRecord | None:

@@ -8,13 +8,15 @@ never block each other. A few pages stay for rows that run, so that beginning do
 Cost of a step: one look at the head while it does not fit, however many wait behind it.
 """
 
+from collections.abc import Sequence
+
 from scheduler_svc.core.fairness import charge_cached
 from scheduler_svc.core.family import Start, fork, source_of
 from scheduler_svc.core.plan import PlanDraft
 from scheduler_svc.core.request import Order, Request, Residence, State
 from scheduler_svc.core.supply import PageSupply
 from scheduler_svc.core.tally import Tally
-from scheduler_svc.core.types import Admitted, Event
+from scheduler_svc.core.types import Admitted, Event, PageHash
 from scheduler_svc.core.worker import Worker
 
 LOOK_AHEAD = 64
@@ -51,8 +53,10 @@ class Admission:
                 if self._supply.make_room(request, request.pages_needed - spare):
                     continue
                 return None
-            start = self._start(request)
-            if self._park(request, start):
+            limit = (request.num_tokens - 1) // worker.page_size
+            names = request.names(limit, worker.page_size)[:limit]
+            start = self._start(request, names)
+            if self._park(request, names, start):
                 continue
             self._remember(request, len(start.shared))
             missing = request.pages_needed - spare + worker.pool.num_cached_among(start.shared)
@@ -67,17 +71,17 @@ class Admission:
     def _num_promised(self) -> int:
         """Pages that prompts already begun will still need."""
         worker = self._worker
+        if not worker.prefilling:
+            return 0
         return sum(worker.num_pages_for(entry.num_known) - len(entry.pages) for entry in worker.prefilling)
 
-    def _start(self, request: Request) -> Start:
+    def _start(self, request: Request, names: Sequence[PageHash]) -> Start:
         """What is there of the request: cached pages of the longest known prefix that leaves at least one token to
         compute, or its prompt, if another output of the same request has it and that is more."""
         worker = self._worker
-        limit = (request.num_tokens - 1) // worker.page_size
-        names = request.names(limit, worker.page_size)
-        cached = worker.pool.cache.match(names, min(limit, len(names)))
+        cached = worker.pool.cache.match(names)
         matched = Start(cached, None, len(cached) * worker.page_size, is_fork=False)
-        source = source_of(request)
+        source = source_of(request) if request.family else None
         if source is None:
             return matched
         return max(fork(request, source, worker.page_size), matched, key=lambda start: start.num_tokens)
@@ -94,14 +98,12 @@ class Admission:
         request.pages_needed = self._worker.num_pages_for(request.num_tokens) - num_cached
         request.missed_name = names[num_cached] if names is not None and num_cached < len(names) else None
 
-    def _park(self, request: Request, start: Start) -> bool:
+    def _park(self, request: Request, names: Sequence[PageHash], start: Start) -> bool:
         """Whether the request's prompt or next page is being computed; if so lets it wait for that."""
         worker = self._worker
-        limit = (request.num_tokens - 1) // worker.page_size
-        names = request.names(limit, worker.page_size)
-        blocker = worker.claims.blocker([request.family_name], 0, 1) if request.family else None
+        blocker = worker.claims.blocker([request.family_name], 0) if request.family else None
         if blocker is None:
-            blocker = worker.claims.blocker(names, start.num_tokens // worker.page_size, min(limit, len(names)))
+            blocker = worker.claims.blocker(names, start.num_tokens // worker.page_size)
         if blocker is None:
             return False
         worker.queue.pop()
@@ -145,7 +147,7 @@ class Admission:
         worker = self._worker
         num_prompt_pages = request.num_prompt // worker.page_size
         names = request.names(num_prompt_pages, worker.page_size)[num_pages:num_prompt_pages]
-        claimed = [name for name in names if worker.pool.cache.page_of(name) is None]
+        claimed = worker.pool.cache.missing(names)
         if request.family and source_of(request) is None:
             claimed.append(request.family_name)
         worker.claims.claim(request, claimed)

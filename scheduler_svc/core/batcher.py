@@ -132,21 +132,20 @@ class Batcher:
     def _chunk(self, residence: Residence) -> None:
         """One row computes as many of its known tokens as budget and pages allow."""
         worker, request, page_size = self._worker, residence.request, self._worker.page_size
-        computed = residence.num_computed
+        computed, pages = residence.num_computed, residence.pages
         wanted = min(residence.num_known - computed, self._budget, self._longest_chunk)
-        missing = min(worker.num_pages_for(computed + wanted) - len(residence.pages), worker.pool.num_available)
+        missing = min(worker.num_pages_for(computed + wanted) - len(pages), worker.pool.num_available)
         if missing > 0:
             self.draft.append_pages(residence, worker.pool.take(missing))
-        elif computed == len(residence.pages) * page_size and not self._supply.obtain(residence):
+        elif computed == len(pages) * page_size and not self._supply.obtain(residence):
             return
-        num_tokens = min(wanted, len(residence.pages) * page_size - computed)
+        num_tokens = min(wanted, len(pages) * page_size - computed)
         again = min(request.num_seen, computed + num_tokens) - computed
         request.num_recomputed_tokens += max(again, 0)
         self.draft.add_chunk(residence, num_tokens)
         charge_chunk(residence, computed)
         if request.hashes is not None:
-            for index in range(computed // page_size, residence.num_computed // page_size):
-                self.draft.add_fill(residence, index)
+            self.draft.add_fills(residence, computed // page_size)
         if not residence.is_prefilling:
             worker.prefilling.remove(residence)
         self._budget -= num_tokens

@@ -36,14 +36,14 @@ class Claims:
             self._names[claimer.key] = mine
             claimers.update(dict.fromkeys(mine, claimer))
 
-    def blocker(self, hashes: Sequence[PageHash], start: int, stop: int) -> PageHash | None:
+    def blocker(self, hashes: Sequence[PageHash], start: int) -> PageHash | None:
         """The claim that a request has to wait for whose next page is ``hashes[start]``; None if that is not claimed.
 
         Of a run of names with one claimer it is the last: the claimer publishes them in order.
         """
         last: PageHash | None = None
         first_claimer: Request | None = None
-        for index in range(start, stop):
+        for index in range(start, len(hashes)):
             claimer = self._claimers.get(hashes[index])
             if claimer is None or (first_claimer is not None and claimer is not first_claimer):
                 break
@@ -67,8 +67,7 @@ class Claims:
 
     def end_all(self, claimer: Request) -> list[Parked]:
         """Ends all of a claimer's claims; returns whom each of them kept waiting."""
-        claimers = self._claimers
-        names = self._names.pop(claimer.key, ())
+        claimers, names = self._claimers, self._names.pop(claimer.key, ())
         return [self.end(page_hash) for page_hash in names if claimers.get(page_hash) is claimer]
 
     def drain(self) -> list[Parked]:

@@ -13,6 +13,7 @@ Token ids are encoded as little-endian int32 whatever the host's byte order. Onl
 import sys
 from array import array
 from hashlib import blake2b
+from typing import cast
 
 from scheduler_svc.core.types import PageHash
 
@@ -61,11 +62,11 @@ def hash_pages(
     page_bytes = page_size * _TOKEN_BYTES
     view = _little_endian_bytes(token_ids)
     previous = root if parent is None else parent
-    names: list[PageHash] = []
+    names: list[bytes] = []
     for start in range(start_page * page_bytes, len(view) - page_bytes + 1, page_bytes):
         previous = blake2b(previous + view[start : start + page_bytes], key=root, digest_size=HASH_BYTES).digest()
-        names.append(PageHash(previous))
-    return names
+        names.append(previous)
+    return cast("list[PageHash]", names)
 
 
 def _little_endian_bytes(token_ids: "array[int]") -> bytes:

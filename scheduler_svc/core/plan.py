@@ -16,9 +16,10 @@ from scheduler_svc.core.worker import Worker
 class PlanDraft:
     """What one step will do, so far."""
 
-    __slots__ = ("_append_pages", "_append_rows", "_copies", "_new_rows", "_started", "parked", "record")
+    __slots__ = ("_append_pages", "_append_rows", "_copies", "_new_rows", "_page_size", "_started", "parked", "record")
 
     def __init__(self, worker: Worker) -> None:
+        self._page_size = worker.page_size
         self.record = StepRecord(worker.next_step)
         self._append_rows: array[int] = array("i")
         self._append_pages: array[int] = array("i")
@@ -68,9 +69,11 @@ class PlanDraft:
                 record.finals.append(lane)
             self._started.append(residence)
 
-    def add_fill(self, residence: Residence, index: int) -> None:
-        """A page of a row's table is full after the step."""
-        self.record.fills.append((residence.request, index, residence.pages[index]))
+    def add_fills(self, residence: Residence, first: int) -> None:
+        """The pages of a row's table from ``first`` on are full after the step, as far as it computes."""
+        request, pages = residence.request, residence.pages
+        stop = residence.num_computed // self._page_size
+        self.record.fills += [(request, index, pages[index]) for index in range(first, stop)]
 
     def forget(self, residence: Residence) -> None:
         """Takes a decoding row out that was preempted after the draft had seen it."""
@@ -97,7 +100,7 @@ class PlanDraft:
 
     def _see_due(self, worker: Worker) -> None:
         """Which lanes fill their page with the step, and which sample the last token they may have."""
-        record, page_size, next_step = self.record, worker.page_size, self.record.step_id + 1
+        record, page_size, next_step = self.record, self._page_size, self.record.step_id + 1
         for residence in worker.decoding.due(next_step):
             pages, computed = residence.pages, residence.computed_before(next_step)
             if computed == len(pages) * page_size:

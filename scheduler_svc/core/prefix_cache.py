@@ -26,16 +26,21 @@ class PrefixCache:
     def __iter__(self) -> Iterator[tuple[PageHash, PageId]]:
         return iter(self._page_of.items())
 
-    def match(self, hashes: Sequence[PageHash], limit: int) -> list[PageId]:
-        """Pages of the longest leading run of ``hashes[:limit]`` that is cached. One look-up a page."""
+    def match(self, hashes: Sequence[PageHash]) -> list[PageId]:
+        """Pages of the longest leading run of ``hashes`` that is cached. One look-up a page."""
         pages: list[PageId] = []
         page_of = self._page_of
-        for index in range(limit):
-            page = page_of.get(hashes[index])
+        for page_hash in hashes:
+            page = page_of.get(page_hash)
             if page is None:
                 break
             pages.append(page)
         return pages
+
+    def missing(self, hashes: Sequence[PageHash]) -> list[PageHash]:
+        """Those that are not cached."""
+        page_of = self._page_of
+        return [page_hash for page_hash in hashes if page_hash not in page_of]
 
     def num_leading(self, hashes: Sequence[PageHash]) -> int:
         """About how many leading ``hashes`` are cached: exact where tails were evicted before heads, as they are. Costs

@@ -60,7 +60,7 @@ def explain(
 
 def _num_leading(workers: Sequence[Worker], names: Sequence[PageHash]) -> int:
     """Pages that the worker with the longest leading run of them has."""
-    return max((len(worker.pool.cache.match(names, len(names))) for worker in workers), default=0)
+    return max((len(worker.pool.cache.match(names)) for worker in workers), default=0)
 
 
 def _names(prompt: "array[int]", root: bytes, num_tokens: int, size: int) -> list[PageHash]:

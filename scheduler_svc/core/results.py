@@ -86,6 +86,7 @@ class Application:
         for request in self._record.requests():
             self._break(request, EndReason.STEP_FAILED)
         self._worker.note_done(self._now)
+        self._close_lanes()
 
     def see_pace(self, result: StepResult) -> None:
         """How long the step took, if running streams waited for it."""
@@ -114,6 +115,7 @@ class Application:
                 lane.request.output.append(token_ids[place])
                 lane.request.last_token_at = self._now
         worker.note_done(self._now)
+        self._close_lanes()
         self._see_ends(token_ids)
         self.num_firsts = num_firsts - sum(1 for place in record.dropped if place < num_firsts)
         self.keys, self.token_ids = _without(record.sampling_keys, token_ids, record.dropped)
@@ -171,15 +173,19 @@ class Application:
     def release(self) -> None:
         """What waited for the step: pages go back, landed requests wait again."""
         worker, record = self._worker, self._record
-        for lane in record.closing:
-            worker.take(lane)
-            lane.request.num_closing -= 1
         worker.in_flight.popleft()
         worker.pool.settle(record.step_id)
         for request in record.landing:
             if request.state is State.LANDING:
                 request.move(State.WAITING)
                 worker.queue.push(request)
+
+    def _close_lanes(self) -> None:
+        """Lanes that ended with the step have got their last token."""
+        for lane in self._record.closing:
+            self._worker.take(lane)
+            lane.request.num_closing -= 1
+        self._record.closing.clear()
 
     def _in_place(self, result: StepResult) -> "array[int]":
         """The tokens in the places of the rows that were to sample. Rows without one end; others are not looked at."""
@@ -201,8 +207,9 @@ class Application:
             lane = record.lane_at(place)
             if token_ids[place] in lane.request.stop_token_ids:
                 ends[place] = lane
-        at_last = ((record.place_of(lane.row), lane) for lane in record.finals)
-        ends.update((place, lane) for place, lane in at_last if place is not None)
+        for lane in record.finals:
+            if (last := record.place_of(lane.row)) is not None:
+                ends[last] = lane
         self._at_end = [(ends[place].request, token_ids[place]) for place in sorted(ends.keys() - record.dropped)]
 
     def _see_prompt(self, residence: Residence, num_computed: int) -> None:

@@ -91,9 +91,12 @@ class StepRecord:
 
     def drop(self, request: Request) -> None:
         """Nobody wants what the step samples for this request, if it does."""
-        place = self.place_of(request.row)
-        if place is not None and self.lane_at(place).request is request:
-            self.dropped.add(place)
+        row, rows = request.row, self.decoders.rows
+        index = bisect_left(rows, row)
+        if index < len(rows) and rows[index] == row and self.decoders.lanes[index].request is request:
+            self.dropped.add(len(self.firsts) + index)
+        elif row in self.firsts and self.firsts[row].request is request:
+            self.dropped.add(list(self.firsts).index(row))
 
     def requests(self) -> list[Request]:
         """All requests with a row in the step."""

@@ -31,7 +31,7 @@ class PagePoolMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 3), length=st.integers(1, NUM_PAGES))
     def begin(self, seed: int, length: int) -> None:
         """A table begins with what is cached of its chain and takes the rest."""
-        pages = self.pool.cache.match(chain(seed, length), length - 1)
+        pages = self.pool.cache.match(chain(seed, length)[: length - 1])
         fresh = length - len(pages)
         if fresh > self.pool.num_available - self.pool.num_cached_among(pages):
             return

@@ -1,11 +1,14 @@
 """What a step costs does not grow with what waits or what is cached; a steady step says next to nothing."""
 
+from collections.abc import Sequence
+
 import pytest
 from support.core_bench import CoreBench, card, config
 from support.core_worker import counting
 
 from scheduler_svc.core.prefix_cache import PrefixCache
 from scheduler_svc.core.request import Request, State
+from scheduler_svc.core.types import PageHash
 from scheduler_svc.core.waiting import WaitingQueue
 
 
@@ -15,9 +18,9 @@ def num_matches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     match = PrefixCache.match
 
-    def counted(self: PrefixCache, hashes: object, limit: int) -> object:
-        calls.append(limit)
-        return match(self, hashes, limit)  # type: ignore[arg-type]
+    def counted(self: PrefixCache, hashes: Sequence[PageHash]) -> object:
+        calls.append(len(hashes))
+        return match(self, hashes)
 
     monkeypatch.setattr(PrefixCache, "match", counted)
     return calls
