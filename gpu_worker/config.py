@@ -36,7 +36,9 @@ class WorkerConfig(BaseSettings):
     zmq_curve_dir: Path | None = Field(None, description="directory of this worker's key and the scheduler's")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of weights and activations")
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: as --dtype")
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = Field(
+        "auto", description="auto: as --dtype; fp8, on a GPU alone: e4m3, half the bytes"
+    )
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="dummy: random weights, from config.json and the tokenizer alone"
     )

@@ -9,6 +9,7 @@ All are captured before the worker says hello, over inputs that are all padding:
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -57,6 +58,7 @@ class StepGraphs:
 
     def __init__(self) -> None:
         self._graphs: dict[StepShape, StepGraph] = {}
+        self._pool: Any = None
         self.num_bytes = 0
         """Device memory the graphs hold, kernels' private parts included."""
 
@@ -69,9 +71,9 @@ class StepGraphs:
         prepare: Callable[[StepShape], Callable[[], Sampled]],
         device: torch.device,
     ) -> None:
-        """Capture every shape. ``prepare`` fills the inputs of a shape with padding and gives what to capture."""
+        """Capture these shapes too. ``prepare`` fills the inputs of a shape with padding and gives what to capture."""
         free_before, _ = torch.cuda.mem_get_info(device)
-        pool = torch.cuda.graph_pool_handle()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
@@ -80,7 +82,7 @@ class StepGraphs:
                 run()  # compiles kernels and makes workspaces, which cannot be done while capturing
                 stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                graph.capture_begin(pool=pool)
+                graph.capture_begin(pool=self._pool)
                 try:
                     sampled = run()
                 finally:
@@ -89,7 +91,7 @@ class StepGraphs:
                 self._graphs[shape] = StepGraph(_without_owning(sampled), graph)
         torch.cuda.current_stream(device).wait_stream(stream)
         torch.cuda.synchronize(device)
-        self.num_bytes = max(0, free_before - torch.cuda.mem_get_info(device)[0])
+        self.num_bytes += max(0, free_before - torch.cuda.mem_get_info(device)[0])
 
     def find(self, shape: StepShape) -> StepGraph | None:
         """The graph of a shape, if there is one."""

@@ -38,6 +38,18 @@ def pick_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.
     return torch.float16 if checkpoint_dtype == "float16" else torch.bfloat16
 
 
+def pick_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What pages hold: ``auto`` is the model's dtype. Raises ConfigError for what the kernels do not read."""
+    own = str(dtype).removeprefix("torch.")
+    if name in ("auto", own):
+        return dtype
+    if name == "fp8" and device.type == "cuda":
+        return torch.float8_e4m3fn
+    where = f"with --dtype {own} on a {'GPU' if device.type == 'cuda' else 'CPU'}"
+    allowed = f"auto, {own}{', fp8' if device.type == 'cuda' else ''}"
+    raise ConfigError(f"--kv-cache-dtype '{name}': not allowed {where}; allowed: {allowed}")
+
+
 def has_fast_bf16(cpuinfo: Path) -> bool:
     """Whether every listed CPU has bfloat16 instructions."""
     try:

@@ -4,21 +4,22 @@ import torch
 from pagewire_kernels import AttentionBatch, KernelSet, SamplingBatch
 
 from gpu_worker.models.llama import LlamaModel
+from gpu_worker.page_pool import PageShape, allocate_pages
 
 
 @torch.inference_mode()
 def run_largest_step(
-    model: LlamaModel, kernels: KernelSet, page_size: int, num_rows: int, num_tokens: int, max_model_len: int
+    model: LlamaModel, kernels: KernelSet, page: PageShape, num_rows: int, num_tokens: int, max_model_len: int
 ) -> None:
-    """Compute ``num_tokens`` over ``num_rows`` sequences that all sample; each reads one dummy page, none writes."""
-    device, dtype, config = model.device, model.dtype, model.config
+    """Compute ``num_tokens`` over ``num_rows`` sequences that all sample; each reads one page, none writes."""
+    device, page_size = model.device, page.page_size
     num_rows = min(num_rows, num_tokens)
     query_len = min(num_tokens // num_rows, max_model_len)
-    page = torch.zeros(1, 2, config.num_kv_heads, page_size, config.head_dim, dtype=dtype, device=device)
+    kv_pages = allocate_pages(1, page, device)
     batch = _attention_batch(num_rows, query_len, page_size, device)
     sampling_tokens = torch.arange(num_rows, dtype=torch.int64, device=device) * query_len
     token_ids = torch.zeros(num_rows * query_len, dtype=torch.int32, device=device)
-    logits = model.forward(token_ids, batch, [page] * config.num_layers, sampling_tokens)
+    logits = model.forward(token_ids, batch, kv_pages, sampling_tokens)
     kernels.sample(logits, _sampling_batch(num_rows, device))
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -9,8 +9,6 @@ CPU_SHARE = 0.25
 CPU_MAX_BYTES = 8 << 30
 GPU_RESERVE_BYTES = 256 << 20
 """Left free on a GPU beside the pool: allocator fragmentation and library workspaces."""
-GRAPH_RESERVE_BYTES = 3 << 29
-"""Left free for CUDA graphs, which are captured once the pool is there."""
 _CGROUP_V2, _CGROUP_V1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 _UNLIMITED = 1 << 60
 
@@ -43,9 +41,7 @@ def _read_int(path: Path) -> int | None:
         return None
 
 
-def gpu_pool_bytes(
-    device: torch.device, utilization: float, free_before_bytes: int, *, for_graphs: bool = False
-) -> int:
+def gpu_pool_bytes(device: torch.device, utilization: float, free_before_bytes: int) -> int:
     """What is left of ``utilization`` x total for this process once weights and activations are counted.
 
     ``free_before_bytes`` is the free memory when the process began; what others took or gave back since then does not
@@ -57,4 +53,4 @@ def gpu_pool_bytes(
     outside_torch = max(0, min(free_before_bytes - free - reserved, 2 << 30))
     budget = int(total * utilization) - torch_peak - outside_torch
     free_for_pool = free + reserved - torch_peak
-    return min(budget, free_for_pool) - GPU_RESERVE_BYTES - (GRAPH_RESERVE_BYTES if for_graphs else 0)
+    return min(budget, free_for_pool) - GPU_RESERVE_BYTES

@@ -10,7 +10,7 @@ they wrote is never published. The device's page tables are copied anew from the
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -105,15 +105,15 @@ class ModelRunner:
         return self._shapes
 
     @torch.inference_mode()
-    def capture_graphs(self) -> StepGraphs:
-        """Capture a graph of every shape, on a GPU before the first plan; later steps use them."""
+    def capture_graphs(self, shapes: Iterable[StepShape]) -> StepGraphs:
+        """Capture a graph of each of these shapes, on a GPU before the first plan; later steps use them."""
 
         def prepare(shape: StepShape) -> Callable[[], Sampled]:
             inputs = self._device_rows.upload(_NO_WORK, shape)
             self._device_rows.keep(inputs)
             return lambda: self._run(inputs)
 
-        self.graphs.capture(self.round_shapes().all(), prepare, self.device)
+        self.graphs.capture(shapes, prepare, self.device)
         return self.graphs
 
     def reset(self) -> None:

@@ -67,4 +67,5 @@ def allocate_pages(num_pages: int, shape: PageShape, device: torch.device) -> Se
 def copy_pages(kv_pages: Sequence[torch.Tensor], sources: torch.Tensor, destinations: torch.Tensor) -> None:
     """Copy whole pages in every layer; sources and destinations int64 and disjoint."""
     for layer in kv_pages:
-        layer[destinations] = layer[sources]
+        content = layer.view(torch.uint8) if layer.itemsize == 1 else layer  # few operations know float8
+        content[destinations] = content[sources]

@@ -6,7 +6,7 @@ are not installed.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from pagewire_kernels import KernelSet, load_kernels
 
-from gpu_worker.device import describe_device, pick_device, pick_dtype, pick_kernels, set_cpu_threads
+from gpu_worker.device import describe_device, pick_device, pick_dtype, pick_kernels, pick_kv_dtype, set_cpu_threads
 from gpu_worker.errors import ConfigError, ModelLoadError
+from gpu_worker.graph_memory import expected_graph_bytes
 from gpu_worker.largest_step import run_largest_step
 from gpu_worker.memory import cpu_pool_bytes, gpu_pool_bytes
 from gpu_worker.model_card import ModelCard, cache_fingerprint, make_model_card
@@ -60,7 +61,7 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     device = pick_device(config.device)
     free_before = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     dtype = pick_dtype(config.dtype, checkpoint.config.dtype, device)
-    _check_kv_dtype(config, dtype)
+    kv_dtype = pick_kv_dtype(config.kv_cache_dtype, dtype, device)
     max_model_len = _max_model_len(config, checkpoint.config)
     threads = 1
     if device.type == "cpu":
@@ -95,16 +96,17 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
         tokenizer=config.tokenizer,
         max_model_len=max_model_len,
         dtype=dtype_name,
-        kv_cache_dtype=dtype_name,
+        kv_cache_dtype="fp8" if kv_dtype == torch.float8_e4m3fn else dtype_name,
     )
     model.finish(card.vocab_size)
-    num_copied = _keep_float_copies(config, model, device, free_before, kernels)
-    limits = _size_pool(config, model, kernels, card, device, dtype, free_before)
-    kv_pages = allocate_pages(limits.num_pages, PageShape.of(model.config, limits.page_size, dtype), device)
+    num_copied = _keep_float_copies(config, model, device, free_before)
+    page = PageShape.of(model.config, config.page_size, kv_dtype)
+    limits = _size_pool(config, model, kernels, card, page, device, free_before)
+    kv_pages = allocate_pages(limits.num_pages, page, device)
     runner = ModelRunner(model, kernels, kv_pages, limits, device, _grammar_vocabulary(card, warn))
     warm_up(runner)
     if _uses_graphs(config, device, kernels):
-        runner.capture_graphs()
+        runner.capture_graphs(runner.round_shapes().all())
     return Parts(
         runner=runner,
         card=_worker_card(card, limits, device, kernels.name),
@@ -130,28 +132,16 @@ def _uses_graphs(config: "WorkerConfig", device: torch.device, kernels: KernelSe
     return device.type == "cuda" and kernels.name == "triton" and not config.enforce_eager
 
 
-def _keep_float_copies(
-    config: "WorkerConfig", model: LlamaModel, device: torch.device, free_before: int, kernels: KernelSet
-) -> int:
+def _keep_float_copies(config: "WorkerConfig", model: LlamaModel, device: torch.device, free_before: int) -> int:
     """Bytes of the copies that products of many rows use; none where the kernels have no use for them."""
     if device.type != "cuda" or not model.quantized_linears:
         return 0
     torch.cuda.reset_peak_memory_stats(device)  # what loading needed for a while is free again
-    spare = gpu_pool_bytes(
-        device, config.gpu_memory_utilization, free_before, for_graphs=_uses_graphs(config, device, kernels)
-    )
+    spare = gpu_pool_bytes(device, config.gpu_memory_utilization, free_before)
     try:
         return keep_float_copies(model.quantized_linears, config.quantization_prefill, spare)
     except torch.OutOfMemoryError:
         raise ModelLoadError("--quantization-prefill 'copy': the copies do not fit the device") from None
-
-
-def _check_kv_dtype(config: "WorkerConfig", dtype: torch.dtype) -> None:
-    name = str(dtype).removeprefix("torch.")
-    if config.kv_cache_dtype not in ("auto", name):
-        raise ConfigError(
-            f"--kv-cache-dtype '{config.kv_cache_dtype}': not allowed with --dtype {name}; allowed: auto, {name}"
-        )
 
 
 def _check_quantization(insisted: str, checkpoint: Checkpoint) -> None:
@@ -189,30 +179,31 @@ def _size_pool(
     model: LlamaModel,
     kernels: KernelSet,
     card: ModelCard,
+    page: PageShape,
     device: torch.device,
-    dtype: torch.dtype,
     free_before: int,
 ) -> RowLimits:
     default_seqs, default_tokens = _DEFAULTS[device.type]
     max_num_seqs = config.max_num_seqs or default_seqs
     max_num_batched_tokens = config.max_num_batched_tokens or default_tokens
-    shape = PageShape.of(model.config, config.page_size, dtype)
-    available = config.kv_cache_memory_bytes
-    if available is None and device.type == "cpu":
-        available = cpu_pool_bytes()
-    elif available is None:
-        run_largest_step(model, kernels, config.page_size, max_num_seqs, max_num_batched_tokens, card.max_model_len)
-        available = gpu_pool_bytes(
-            device, config.gpu_memory_utilization, free_before, for_graphs=_uses_graphs(config, device, kernels)
-        )
-    return RowLimits(
+    limits = RowLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=card.max_model_len,
         page_size=config.page_size,
-        num_pages=count_pages(available, shape, max_model_len=card.max_model_len, max_num_seqs=max_num_seqs),
+        num_pages=1,
         vocab_size=card.vocab_size,
     )
+    available = config.kv_cache_memory_bytes
+    if available is None and device.type == "cpu":
+        available = cpu_pool_bytes()
+    elif available is None:
+        run_largest_step(model, kernels, page, max_num_seqs, max_num_batched_tokens, card.max_model_len)
+        available = gpu_pool_bytes(device, config.gpu_memory_utilization, free_before)
+        if _uses_graphs(config, device, kernels):
+            available -= expected_graph_bytes(model, kernels, page, limits)
+    pages = count_pages(available, page, max_model_len=card.max_model_len, max_num_seqs=max_num_seqs)
+    return replace(limits, num_pages=pages)
 
 
 def _worker_card(card: ModelCard, limits: RowLimits, device: torch.device, kernels: str) -> WorkerCard:

@@ -15,7 +15,7 @@ from gpu_worker.request_rows import RowLimits
 _CPU_SHAPES = ((2, 3),)
 _GPU_SHAPES = (
     *((num_rows, 17) for num_rows in (1, 2, 3, 8, 15, 16, 24, 33, 48, 64, 96, 128, 200, 256)),
-    *((1, 1), (2, 16), (3, 48), (1, 512), (4, 1000)),
+    *((1, 1), (2, 16), (3, 48), (1, 512), (4, 1000), (1, 2100)),
 )
 _GPU_LENGTHS = tuple(256 << power for power in range(8))
 """Lengths of a row that decodes: attention is split by them."""

@@ -69,32 +69,37 @@ class Shape:
     head_dim: int
     page_size: int
     dtype: torch.dtype
+    page_dtype: torch.dtype
 
 
 SHAPES = (
-    Shape("llama8b-bf16", 32, 8, 128, 32, torch.bfloat16),
-    Shape("smollm-bf16-page64", 9, 3, 64, 64, torch.bfloat16),
-    Shape("smollm-fp32", 9, 3, 64, 32, torch.float32),
+    Shape("llama8b-bf16", 32, 8, 128, 32, torch.bfloat16, torch.bfloat16),
+    Shape("llama8b-bf16-fp8", 32, 8, 128, 32, torch.bfloat16, torch.float8_e4m3fn),
+    Shape("smollm-bf16-page64", 9, 3, 64, 64, torch.bfloat16, torch.bfloat16),
+    Shape("smollm-fp32", 9, 3, 64, 32, torch.float32, torch.float32),
 )
-_POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
+_POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float8_e4m3fn: "*fp8e4nv"}
 
 
 def builds(hip: bool) -> Iterator[Build]:
     """Every kernel at representative signatures."""
     for shape in SHAPES:
+        if hip and shape.page_dtype == torch.float8_e4m3fn:
+            continue  # an MI300 has another float8
         yield from _attention_builds(shape, hip)
     yield from _linear_builds(hip)
     yield from _quantized_builds(hip)
     for dtype in (torch.bfloat16, torch.float32):
         yield from _row_builds(_POINTERS[dtype], hip)
-        yield from _sampler_builds(_POINTERS[dtype])
+        yield from _sampler_builds(_POINTERS[dtype], hip)
 
 
 def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
     data = _POINTERS[shape.dtype]
     heads = {"NUM_HEADS": shape.num_heads, "NUM_KV_HEADS": shape.num_kv_heads, "HEAD_DIM": shape.head_dim}
     q_stride = {"Q_STRIDE": shape.num_heads * shape.head_dim}
-    pages = {"q_ptr": data, "kv_pages_ptr": data, "page_tables_ptr": "*i32", "kv_lens_ptr": "*i32", "out_ptr": data}
+    held = _POINTERS[shape.page_dtype]
+    pages = {"q_ptr": data, "kv_pages_ptr": held, "page_tables_ptr": "*i32", "kv_lens_ptr": "*i32", "out_ptr": data}
     page_size = {"PAGE_SIZE": shape.page_size}
     group = shape.num_heads // shape.num_kv_heads
 
@@ -114,7 +119,7 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
     yield Build(
         f"shared_prefix[{shape.name}]",
         shared_prefix.shared_prefix_kernel,
-        dict.fromkeys(("q_ptr", "kv_pages_ptr"), data)
+        {"q_ptr": data, "kv_pages_ptr": held}
         | dict.fromkeys(("page_tables_ptr", "members_ptr", "tiles_ptr"), "*i32")
         | {"partial_ptr": "*fp32", "log_sum_ptr": "*fp32", "scale": "fp32", "page_table_stride": "i32"},
         {**heads, **q_stride, **page_size, "MEMBERS": 16, "GROUP_ROWS": launch.next_power_of_two(group)}
@@ -122,21 +127,35 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
         | {"PARTIAL_ROWS": tiles.rows, "NUM_STAGES": shared_prefix.num_stages(shape.dtype, hip)},
         4,
     )
-    tiles = launch.chunk_tiles(shape.dtype, hip)
-    yield Build(
-        f"paged_chunk[{shape.name}]",
-        paged_chunk.paged_chunk_kernel,
-        {**pages, "query_starts_ptr": "*i32", "scale": "fp32"}
-        | dict.fromkeys(("page_table_stride", "num_decodes", "num_sequences"), "i32"),
-        {**heads, **q_stride, **page_size, "ROWS": tiles.rows, "TILE": tiles.tokens, "NUM_STAGES": tiles.num_stages},
-        tiles.num_warps,
-    )
+    for query_len in (64, launch.LONG_CHUNK):
+        tiles = launch.chunk_tiles(group, query_len, shape.dtype, hip)
+        yield Build(
+            f"paged_chunk[{shape.name}, {query_len} tokens]",
+            paged_chunk.paged_chunk_kernel,
+            {**pages, "query_starts_ptr": "*i32", "scale": "fp32"}
+            | dict.fromkeys(("page_table_stride", "num_decodes", "num_sequences"), "i32"),
+            {
+                **heads,
+                **q_stride,
+                **page_size,
+                "ROWS": tiles.rows,
+                "TILE": tiles.tokens,
+                "NUM_STAGES": tiles.num_stages,
+            },
+            tiles.num_warps,
+        )
     yield Build(
         f"rotary_kv_write[{shape.name}]",
         rotary_kv_write.rotary_kv_write_kernel,
-        {"qkv_ptr": data, "cos_sin_ptr": "*fp32", "kv_pages_ptr": data, "q_out_ptr": data, "eps": "fp32"}
+        {"qkv_ptr": data, "cos_sin_ptr": "*fp32", "kv_pages_ptr": held, "q_out_ptr": data, "eps": "fp32"}
         | {"positions_ptr": "*i32", "slots_ptr": "*i64", "query_norm_ptr": data, "key_norm_ptr": data},
-        {**heads, **page_size, "NORM": True, "TILE": rotary_kv_write.TILE_HEADS}
+        {
+            **heads,
+            **page_size,
+            "NORM": True,
+            "FP8": shape.page_dtype == torch.float8_e4m3fn,
+            "TILE": rotary_kv_write.TILE_HEADS,
+        }
         | {"QKV_STRIDE": (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim},
         4,
     )
@@ -228,7 +247,7 @@ def _linear_builds(hip: bool) -> Iterator[Build]:
     )
 
 
-def _sampler_builds(data: str) -> Iterator[Build]:
+def _sampler_builds(data: str, hip: bool) -> Iterator[Build]:
     vocab = {"LOGITS_STRIDE": 49152, "VOCAB": 49152}
     tiles = {"tile_scores_ptr": "*fp32", "tile_ids_ptr": "*i32", "tile_nan_ptr": "*i32"}
     num_tiles = launch.ceil_div(49152, 4 * sampler.TILE_COUNTERS)
@@ -238,7 +257,8 @@ def _sampler_builds(data: str) -> Iterator[Build]:
             sampler.tile_argmax_kernel,
             {"logits_ptr": data, "temperature_ptr": "*fp32", "threshold_ptr": "*fp32", "seeds_ptr": "*i64"}
             | {"output_index_ptr": "*i32", "output_positions_ptr": "*i32", **tiles},
-            {**vocab, "NUM_TILES": num_tiles, "TILE": sampler.TILE_COUNTERS, "GREEDY": greedy, "TRUNCATE": truncate},
+            {**vocab, "NUM_TILES": num_tiles, "TILE": sampler.TILE_COUNTERS, "GREEDY": greedy, "TRUNCATE": truncate}
+            | {"APPROXIMATE": not hip},
             4,
         )
     yield Build(
@@ -246,7 +266,7 @@ def _sampler_builds(data: str) -> Iterator[Build]:
         threshold_file.truncation_threshold_kernel,
         {"logits_ptr": data, "threshold_ptr": "*fp32", "top_k_ptr": "*i32"}
         | dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr"), "*fp32"),
-        {**vocab, "TILE": threshold_file.TILE_TOKENS},
+        {**vocab, "TILE": threshold_file.TILE_TOKENS, "UNUSED": 16 if data == "*bf16" else 0},
         threshold_file.NUM_WARPS,
     )
     if data == "*fp32":

@@ -2,7 +2,8 @@
 
 Page layout, one tensor a layer (see README.md): ``kv_pages[num_pages, 2, num_kv_heads, page_size, head_dim]``, index
 0 of the second axis holding keys, index 1 values. A (page, head) tile is contiguous. A *slot* is ``page_id *
-page_size + offset in the page``.
+page_size + offset in the page``. Pages have the queries' dtype or float8_e4m3fn, to whose range (MAX_FP8) keys and
+values are cut then; what is read of them counts as if it had the queries' dtype.
 
 Tokens of a step are packed: sequence ``s`` owns rows ``query_starts[s]:query_starts[s + 1]`` of the packed tensors. Its
 queries are the *last* ``query_len`` tokens of its ``kv_lens[s]`` tokens, so query ``i`` of it sits at position
@@ -17,6 +18,8 @@ import torch
 
 from pagewire_kernels.quantized import QuantizedWeight
 
+MAX_FP8 = 448.0
+"""Largest value of float8_e4m3fn."""
 SHARED_TILE_ROWS = 16
 """Sequences of one tile of ``SharedPrefixes``."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from pagewire_kernels.interface import AttentionBatch, QkNorm, SamplingBatch
+from pagewire_kernels.interface import MAX_FP8, AttentionBatch, QkNorm, SamplingBatch
 from pagewire_kernels.philox import gumbel, noise_words
 from pagewire_kernels.quantized import QuantizedWeight
 from pagewire_kernels.truncation import mass_limit, masses, min_p_threshold, scale_logits
@@ -57,8 +57,8 @@ class ReferenceKernels:
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         for token, slot in enumerate(batch.slots.tolist()):
             if slot >= 0:
-                kv_pages[slot // page_size, 0, :, slot % page_size] = k[token]
-                kv_pages[slot // page_size, 1, :, slot % page_size] = v[token]
+                kv_pages[slot // page_size, 0, :, slot % page_size] = _stored(k[token], kv_pages.dtype)
+                kv_pages[slot // page_size, 1, :, slot % page_size] = _stored(v[token], kv_pages.dtype)
         return q
 
     def paged_attention(
@@ -118,13 +118,19 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
+def _stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Keys or values as pages hold them."""
+    return (x.float().clamp(-MAX_FP8, MAX_FP8) if dtype == torch.float8_e4m3fn else x).to(dtype)
+
+
 def _sequence_kv(kv_pages: torch.Tensor, page_table: torch.Tensor, kv_len: int) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 keys and values [kv_len, num_kv_heads, head_dim] of one sequence."""
     page_size = kv_pages.shape[3]
     positions = torch.arange(kv_len, device=kv_pages.device)
     page_ids = page_table[: -(-kv_len // page_size)].long()[positions // page_size]
     offsets = positions % page_size
-    return kv_pages[page_ids, 0, :, offsets].float(), kv_pages[page_ids, 1, :, offsets].float()
+    pages = kv_pages.float() if kv_pages.dtype == torch.float8_e4m3fn else kv_pages  # few operations know float8
+    return pages[page_ids, 0, :, offsets].float(), pages[page_ids, 1, :, offsets].float()
 
 
 def _causal_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:

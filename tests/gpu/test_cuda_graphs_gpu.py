@@ -5,14 +5,16 @@ from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import triton
 from support.gpu_parts import build
-from support.plan_driver import Generation, PlanMaker, generate
+from support.plan_driver import Generation, PlanMaker, drive, generate
 from support.tiny_models import make_model, random_prompt
 
 from gpu_worker import shared_groups
-from gpu_worker.batch_plan import int32s
+from gpu_worker.batch_plan import RowOptions, int32s
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.step_shape import decode_sizes
 
@@ -21,6 +23,14 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 MAX_ROWS = 40
+ROW_OPTIONS = (
+    None,
+    RowOptions(repetition_penalty=1.3, frequency_penalty=0.7, presence_penalty=0.4),
+    RowOptions(bias_token_ids=int32s([7, 9]), biases=np.array([3.5, -20.0], dtype=np.float32)),
+    RowOptions(allowed_token_ids=int32s([3, 5, 8, 13, 21]), bad_words=[(3, 3), (8,)]),
+    RowOptions(min_tokens=9, stop_token_ids=int32s(list(range(0, 300, 2)))),
+    RowOptions(logprobs=5),
+)
 EDGES = sorted({size + step for size in decode_sizes(MAX_ROWS) for step in (0, 1) if size + step <= MAX_ROWS})
 
 
@@ -143,3 +153,46 @@ def test_rows_that_share_pages_give_the_same(graphs: ModelRunner, monkeypatch: p
         return [each.output for each in (first, *others)]
 
     assert outputs(told=True) == outputs(told=False)
+
+
+def test_a_full_batch_with_every_feature(path: Path) -> None:
+    """256 rows: greedy, drawn, truncated, with options and log probabilities, sharing a prefix, preempted once."""
+    outputs, logprobs = [], []
+    for eager in (False, True):
+        runner = build(path, max_num_seqs=256, enforce_eager=eager).runner
+        poison(runner)
+        runner.reset()
+        maker = PlanMaker(num_rows=256, num_pages=runner.limits.num_pages, page_size=16, budget=2048, chunk=100)
+        first = Generation(prompt=random_prompt(70), max_tokens=30)
+        maker.submit(first)
+        maker.commit(runner.launch(maker.next_plan()).wait())
+        rows = of_count(255)
+        for number, row in enumerate(rows):
+            row.options = ROW_OPTIONS[number % len(ROW_OPTIONS)]
+            if number % 5 == 0:
+                row.prompt, row.share_with = [*first.prompt[:64], *row.prompt], first
+            row.resume_after = 2 * (number % 11 == 3)
+        maker.submit(*rows)
+        drive(runner, maker)
+        outputs.append([row.output for row in (first, *rows)])
+        logprobs.append(maker.logprobs)
+    assert outputs[0] == outputs[1]
+    assert len(logprobs[0]) == len(logprobs[1]) > 100
+
+
+def test_krn_03_nothing_is_compiled_for_any_kind_of_first_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = build(path, max_num_seqs=MAX_ROWS, max_model_len=4608).runner
+    compiled: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **details: compiled.append(str(details.get("repr")))
+    )
+    first = Generation(prompt=random_prompt(4000), max_tokens=40)
+    generate(runner, [first, Generation(prompt=random_prompt(100), max_tokens=3, share_with=first)], chunk=1500)
+    for count in (1, 2, 15, 16, 17):
+        generate(runner, of_count(count, (1,)))
+        generate(runner, of_count(count, (200, 3)))
+    for number, options in enumerate(ROW_OPTIONS):
+        for temperature in (0.0, 0.7):
+            row = Generation(prompt=random_prompt(30 + number), max_tokens=6, temperature=temperature, options=options)
+            generate(runner, [row])
+    assert compiled == []

@@ -73,6 +73,18 @@ def test_attention_over_shared_pages(kernels: TritonKernels, case: AttentionCase
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
+def test_fp8_pages(kernels: TritonKernels, case: AttentionCase, dtype: torch.dtype) -> None:
+    kernel_checks.check_fp8_write(kernels, case, dtype, "cuda")
+    kernel_checks.check_attention(kernels, case, dtype, "cuda", torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("case", SHARED_CASES, ids=lambda case: case.name)
+def test_shared_fp8_pages(kernels: TritonKernels, case: AttentionCase) -> None:
+    kernel_checks.check_shared_attention(kernels, case, torch.bfloat16, "cuda", torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_linear_of_few_rows(kernels: TritonKernels, dtype: torch.dtype) -> None:
     kernel_checks.check_linear(kernels, dtype, "cuda")
 

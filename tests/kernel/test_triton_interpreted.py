@@ -55,6 +55,12 @@ def test_attention_over_shared_pages(kernels: TritonKernels, case: AttentionCase
     kernel_checks.check_shared_attention(kernels, case, torch.float32)
 
 
+@pytest.mark.parametrize("case", HALF_CASES, ids=lambda case: case.name)
+def test_fp8_pages(kernels: TritonKernels, case: AttentionCase) -> None:
+    """Read alone: the interpreter does not carry when it rounds to float8."""
+    kernel_checks.check_attention(kernels, case, torch.float32, page_dtype=torch.float8_e4m3fn)
+
+
 def test_linear_of_few_rows(kernels: TritonKernels) -> None:
     kernel_checks.check_linear(kernels, torch.float16)
 

@@ -120,9 +120,13 @@ def page_tables_for(case: AttentionCase, generator: torch.Generator) -> tuple[to
 
 
 def attention_inputs(
-    case: AttentionCase, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0
+    case: AttentionCase,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    seed: int = 0,
+    page_dtype: torch.dtype | None = None,
 ) -> AttentionInputs:
-    """Random queries, keys and values of a case."""
+    """Random queries, keys and values of a case; pages have the queries' dtype unless told otherwise."""
     generator = seeded(seed)
     tables, num_pages = page_tables_for(case, generator)
     kv_pages = torch.full((num_pages, 2, case.num_kv_heads, case.page_size, case.head_dim), float("nan"))
@@ -133,7 +137,10 @@ def attention_inputs(
             page[:, :, :used] = torch.randn(2, case.num_kv_heads, used, case.head_dim, generator=generator)
     q = torch.randn(case.num_tokens, case.num_heads, case.head_dim, generator=generator)
     return AttentionInputs(
-        q.to(device, dtype), kv_pages.to(device, dtype), batch_to(attention_batch(case, tables), device), 0.125
+        q.to(device, dtype),
+        kv_pages.to(device, page_dtype or dtype),
+        batch_to(attention_batch(case, tables), device),
+        0.125,
     )
 
 

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from pagewire_kernels import KernelSet, QkNorm, SamplingBatch
+from pagewire_kernels.interface import MAX_FP8
 from pagewire_kernels.reference import ReferenceKernels
 from support.kernel_cases import (
     TOLERANCE,
@@ -17,17 +18,29 @@ REFERENCE = ReferenceKernels()
 ROW_SIZES = (64, 576, 1000)
 
 
-def check_attention(kernels: KernelSet, case: AttentionCase, dtype: torch.dtype, device: str = "cpu") -> None:
-    inputs = attention_inputs(case, dtype, device)
+def check_attention(
+    kernels: KernelSet,
+    case: AttentionCase,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    page_dtype: torch.dtype | None = None,
+) -> None:
+    inputs = attention_inputs(case, dtype, device, page_dtype=page_dtype)
     expected = REFERENCE.paged_attention(inputs.q, inputs.kv_pages, inputs.batch, inputs.scale)
     actual = kernels.paged_attention(inputs.q, inputs.kv_pages, inputs.batch, inputs.scale)
     assert actual.is_contiguous()
     torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
 
 
-def check_shared_attention(kernels: KernelSet, case: AttentionCase, dtype: torch.dtype, device: str = "cpu") -> None:
+def check_shared_attention(
+    kernels: KernelSet,
+    case: AttentionCase,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    page_dtype: torch.dtype | None = None,
+) -> None:
     """Shared pages read once give what every sequence reading its own gives; counters are as they were."""
-    inputs = share_leading_pages(attention_inputs(case, dtype, device), case)
+    inputs = share_leading_pages(attention_inputs(case, dtype, device, page_dtype=page_dtype), case)
     expected = REFERENCE.paged_attention(inputs.q, inputs.kv_pages, inputs.batch, inputs.scale)
     for _ in range(2):
         actual = kernels.paged_attention(inputs.q, inputs.kv_pages, inputs.batch, inputs.scale)
@@ -46,6 +59,21 @@ def check_rotary(
     torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
     # equal_nan: a slot nobody owns must still hold its poison
     torch.testing.assert_close(pages, expected_pages, equal_nan=True, **TOLERANCE[dtype])
+
+
+def check_fp8_write(kernels: KernelSet, case: AttentionCase, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Keys and values are written in float8, cut to its range."""
+    inputs = rotary_inputs(case, dtype, device)
+    qkv = inputs.qkv * 200  # some beyond the largest value
+    pages, expected = (inputs.kv_pages.to(torch.float8_e4m3fn) for _ in range(2))
+    heads = (case.num_heads, case.num_kv_heads)
+    kernels.rotary_kv_write(qkv.clone(), inputs.cos_sin, pages, inputs.batch, *heads)
+    REFERENCE.rotary_kv_write(qkv.clone(), inputs.cos_sin, expected, inputs.batch, *heads)
+    found, wanted = pages.float(), expected.float()
+    assert float(found[~found.isnan()].abs().max()) == MAX_FP8
+    # A product that rounds otherwise, or a second rounding on the way, may land on the neighbouring value.
+    torch.testing.assert_close(found, wanted, equal_nan=True, rtol=0.13, atol=2**-6)
+    assert float(((found == wanted) | wanted.isnan()).float().mean()) > 0.98
 
 
 def _qk_norm(head_dim: int, dtype: torch.dtype, device: str) -> QkNorm:

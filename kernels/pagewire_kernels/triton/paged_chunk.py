@@ -89,23 +89,23 @@ def paged_chunk_kernel(
     for first_token in tl.range(0, unmasked_end, TILE, num_stages=NUM_STAGES):
         key_rows = page_rows(page_table_ptr, first_token, end, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
         keys = tl.load(kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None])
-        scores = tl.dot(q, keys, input_precision="ieee") * (scale * LOG2_E)
+        scores = tl.dot(q, keys.to(q.dtype), input_precision="ieee") * (scale * LOG2_E)
         value_rows = key_rows + NUM_KV_HEADS * PAGE_SIZE
         values = tl.load(kv_pages_ptr + value_rows[:, None] * HEAD_DIM + dims[None, :])
-        peak, total, weighted = softmax_step(scores, values, peak, total, weighted)
+        peak, total, weighted = softmax_step(scores, values.to(q.dtype), peak, total, weighted)
 
     for first_token in tl.range(unmasked_end, end, TILE, num_stages=1):
         key_tokens = first_token + tl.arange(0, TILE)
         readable = key_tokens < end
         key_rows = page_rows(page_table_ptr, first_token, end, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
         keys = tl.load(kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None], mask=readable[None, :], other=0.0)
-        scores = tl.dot(q, keys, input_precision="ieee") * (scale * LOG2_E)
+        scores = tl.dot(q, keys.to(q.dtype), input_precision="ieee") * (scale * LOG2_E)
         scores = tl.where(key_tokens[None, :] <= positions[:, None], scores, LOWEST)
         value_rows = key_rows + NUM_KV_HEADS * PAGE_SIZE
         values = tl.load(
             kv_pages_ptr + value_rows[:, None] * HEAD_DIM + dims[None, :], mask=readable[:, None], other=0.0
         )
-        peak, total, weighted = softmax_step(scores, values, peak, total, weighted)
+        peak, total, weighted = softmax_step(scores, values.to(q.dtype), peak, total, weighted)
 
     result = weighted / tl.maximum(total, 1.0e-30)[:, None]
     out_target = out_ptr + tokens * (NUM_HEADS * HEAD_DIM) + head_offsets
@@ -118,11 +118,11 @@ def paged_chunk(
     """Writes the rows of the sequences from num_decodes on in out [T, H, D]; shapes as in the interface.
 
     Never reads a page-table entry or a slot at or past kv_len. Softmax and sums in float32; weights are rounded to the
-    pages' dtype before they meet the values. A key is read once per tile of queries that see it.
+    queries' dtype before they meet the values. A key is read once per tile of queries that see it.
     """
     num_heads, num_kv_heads, head_dim, page_size = check_attention_shapes(q, kv_pages)
     group = num_heads // num_kv_heads
-    tiles = chunk_tiles(kv_pages.dtype, on_hip())
+    tiles = chunk_tiles(group, batch.max_query_len, q.dtype, on_hip())
     num_sequences = batch.kv_lens.shape[0]
     num_chunks = num_sequences - batch.num_decodes
     num_tiles = (q.shape[0] - batch.num_decodes) // (tiles.rows // group) + num_chunks

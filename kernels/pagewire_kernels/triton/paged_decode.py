@@ -132,13 +132,13 @@ def paged_decode_kernel(
         visible = first_token + tl.arange(0, TILE) < end
         key_rows = page_rows(page_table_ptr, first_token, end, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
         keys = tl.load(kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None], mask=visible[None, :], other=0.0)
-        scores = tl.dot(q, keys, input_precision="ieee") * (scale * LOG2_E)
+        scores = tl.dot(q, keys.to(q.dtype), input_precision="ieee") * (scale * LOG2_E)
         scores = tl.where(visible[None, :], scores, LOWEST)
         value_rows = key_rows + NUM_KV_HEADS * PAGE_SIZE
         values = tl.load(
             kv_pages_ptr + value_rows[:, None] * HEAD_DIM + dims[None, :], mask=visible[:, None], other=0.0
         )
-        peak, total, weighted = softmax_step(scores, values, peak, total, weighted)
+        peak, total, weighted = softmax_step(scores, values.to(q.dtype), peak, total, weighted)
 
     # A padded sequence (kv_len 0) has total 0 and writes zeros.
     result = weighted / tl.maximum(total, 1.0e-30)[:, None]
@@ -182,11 +182,11 @@ def paged_decode(
     counters int32: ``num_decodes * num_kv_heads`` zeros at least, zeros again afterwards.
 
     Reads each sequence's keys and values once. Never reads a page-table entry or a slot at or past kv_len. Softmax and
-    sums in float32; weights are rounded to the pages' dtype before they meet the values.
+    sums in float32; weights are rounded to the queries' dtype before they meet the values.
     """
     num_heads, num_kv_heads, head_dim, page_size = check_attention_shapes(q, kv_pages)
     sequences = batch.num_decodes
-    tiles = decode_tiles(num_heads // num_kv_heads, kv_pages.dtype, on_hip())
+    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip())
     splits = num_splits(sequences, num_kv_heads, batch.max_kv_len, num_processors(q.device))
     shared_splits = SHARED_SPLITS if batch.shared is not None else 0
     slots = splits + shared_splits
@@ -229,7 +229,7 @@ def paged_decode(
         MIN_SPLIT=MIN_SPLIT_TOKENS,
         SHARED_SPLITS=shared_splits,
         MIN_SHARED_SPLIT=MIN_SHARED_SPLIT,
-        SHARED_TILE=tile_tokens(kv_pages.dtype),
+        SHARED_TILE=tile_tokens(q.dtype),
         NUM_STAGES=tiles.num_stages,
         PDL=on_nvidia(),
         num_warps=tiles.num_warps,

@@ -11,10 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
+from pagewire_kernels import interface
 from pagewire_kernels.interface import AttentionBatch, QkNorm
 from pagewire_kernels.triton.launch import ceil_div
 
 TILE_HEADS = 8
+MAX_FP8 = tl.constexpr(interface.MAX_FP8)
 
 
 @triton.jit(do_not_specialize=["positions_ptr", "slots_ptr"])
@@ -34,6 +36,7 @@ def rotary_kv_write_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     NORM: tl.constexpr,
+    FP8: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """TILE heads of one token. Grid (T, ceil((NUM_HEADS + 2 * NUM_KV_HEADS) / TILE))."""
@@ -75,6 +78,9 @@ def rotary_kv_write_kernel(
         writes = ((page_head >= 0) & exists)[:, None]
         page_row = (slot // PAGE_SIZE * (2 * NUM_KV_HEADS) + page_head) * PAGE_SIZE + slot % PAGE_SIZE
         kv_target = kv_pages_ptr + page_row[:, None] * HEAD_DIM + dims[None, :]
+        if FP8:
+            rotated_first = tl.clamp(rotated_first, -MAX_FP8, MAX_FP8)
+            rotated_second = tl.clamp(rotated_second, -MAX_FP8, MAX_FP8)
         tl.store(kv_target, rotated_first.to(kv_pages_ptr.dtype.element_ty), mask=writes)
         tl.store(kv_target + HEAD_DIM // 2, rotated_second.to(kv_pages_ptr.dtype.element_ty), mask=writes)
 
@@ -117,6 +123,7 @@ def rotary_kv_write(
             HEAD_DIM=head_dim,
             PAGE_SIZE=page_size,
             NORM=norm is not None,
+            FP8=kv_pages.dtype == torch.float8_e4m3fn,
             TILE=TILE_HEADS,
             num_warps=4,
         )

@@ -90,13 +90,13 @@ def shared_prefix_kernel(
         visible = first_token + tl.arange(0, TILE) < end
         key_rows = page_rows(page_table_ptr, first_token, end, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
         keys = tl.load(kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None], mask=visible[None, :], other=0.0)
-        scores = tl.dot(q, keys, input_precision="ieee") * (scale * LOG2_E)
+        scores = tl.dot(q, keys.to(q.dtype), input_precision="ieee") * (scale * LOG2_E)
         scores = tl.where(visible[None, :], scores, LOWEST)
         value_rows = key_rows + NUM_KV_HEADS * PAGE_SIZE
         values = tl.load(
             kv_pages_ptr + value_rows[:, None] * HEAD_DIM + dims[None, :], mask=visible[:, None], other=0.0
         )
-        peak, total, weighted = softmax_step(scores, values, peak, total, weighted)
+        peak, total, weighted = softmax_step(scores, values.to(q.dtype), peak, total, weighted)
 
     result = weighted / total[:, None]
     partial_row = ((sequences * NUM_KV_HEADS + kv_head) * SLOTS + FIRST_SLOT + split) * PARTIAL_ROWS + head
@@ -140,12 +140,12 @@ def shared_prefix(
         PAGE_SIZE=page_size,
         MEMBERS=SHARED_TILE_ROWS,
         GROUP_ROWS=next_power_of_two(num_heads // num_kv_heads),
-        TILE=tile_tokens(kv_pages.dtype),
+        TILE=tile_tokens(q.dtype),
         SPLITS=SHARED_SPLITS,
         MIN_SPLIT=MIN_SHARED_SPLIT,
         SLOTS=num_slots,
         FIRST_SLOT=first_slot,
         PARTIAL_ROWS=partial_rows,
-        NUM_STAGES=num_stages(kv_pages.dtype, on_hip()),
+        NUM_STAGES=num_stages(q.dtype, on_hip()),
         num_warps=8 if num_heads // num_kv_heads > 4 else 4,
     )
