@@ -7,6 +7,7 @@ second one ends them at once. Fronts are stopped after their requests have ended
 import gc
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -34,7 +35,7 @@ class SchedulerProcess:
     def __init__(self, config: SchedulerConfig) -> None:
         """Claims and binds the endpoints.
 
-        Raises: RunDirError, EndpointError, MetricsPortError.
+        Raises: RunDirError, MetricsPortError, OSError.
         """
         self._config = config
         self._log = structlog.get_logger()
@@ -44,6 +45,8 @@ class SchedulerProcess:
         self._worker_endpoint = run_dir.shortened(config.worker_endpoint) if config.worker_endpoint else worker_socket
         key_file = config.prefix_hash_key_file
         hash_key = run_dir.hash_key(key_file or state_dir / "hash.key", make=key_file is None)
+        if config.front_processes > 1:
+            _check_port(config.host, config.port)
         if config.zmq_curve_dir is not None:
             curve.ensure_keys(config.zmq_curve_dir)
         self._claims = [run_dir.claim(endpoint) for endpoint in self._endpoints]
@@ -231,6 +234,20 @@ class SchedulerProcess:
 
         self._fronts.terminate()
         self._engine.run(self._checked(are_stopped))
+
+
+def _check_port(host: str, port: int) -> None:
+    """Several fronts share a port by leave of the kernel, which would let another server share it too.
+
+    Raises: OSError.
+    """
+    for family, kind, protocol, _, address in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                raise OSError(f"--port {port}: cannot listen on {host}:{port}: {error.strerror}") from None
 
 
 def run(config: SchedulerConfig) -> int:

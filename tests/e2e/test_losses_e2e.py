@@ -166,17 +166,18 @@ def test_a_worker_stopped_for_ever_that_is_replaced(patient: Stack, long_referen
             assert stuck.wait(5)
 
 
-def test_a_killed_scheduler_that_is_replaced_finds_a_warm_cache(patient: Stack) -> None:
+def test_a_scheduler_that_is_replaced_finds_the_same_worker_and_its_warm_cache(patient: Stack) -> None:
     patient.ensure_one_worker()
     with attached_log(patient):
         prompt = [number % 900 + 5 for number in range(200)]
         first = patient.client.generate(prompt, temperature=0.0, max_tokens=24, token_ids=True)
         pid = patient.workers[0].pid
-        patient.replace_scheduler()
-        again = patient.client.generate(prompt, temperature=0.0, max_tokens=24, token_ids=True)
-        assert patient.workers[0].pid == pid
-        assert again.usage.cached_tokens >= 192
-        assert again.outputs[0].token_ids == first.outputs[0].token_ids
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            patient.replace_scheduler(number)
+            again = patient.client.generate(prompt, temperature=0.0, max_tokens=24, token_ids=True)
+            assert patient.workers[0].pid == pid
+            assert again.usage.cached_tokens >= 192
+            assert again.outputs[0].token_ids == first.outputs[0].token_ids
 
 
 def test_a_killed_worker_that_is_not_replaced(hasty: Stack, long_reference: list[Reference]) -> None:

@@ -147,10 +147,10 @@ class Stack:
         os.kill(worker.pid, signal.SIGKILL)
         assert worker.wait(5), "a killed worker is still there"
 
-    def replace_scheduler(self) -> None:
-        """SIGKILL to the scheduler, and another one in its place; returns when that serves."""
-        os.kill(self.scheduler.pid, signal.SIGKILL)
-        assert self.scheduler.wait(5), "a killed scheduler is still there"
+    def replace_scheduler(self, number: int = signal.SIGKILL) -> None:
+        """Ends the scheduler by a signal, and starts another one in its place; returns when that serves."""
+        os.kill(self.scheduler.pid, number)
+        assert self.scheduler.wait(15), "the scheduler is still there"
         self._children[0] = self._spawn(self._scheduler_command)
         self.await_serving()
 
