@@ -5,8 +5,10 @@ allowed. Keys of other programs in the file and unknown PAGEWIRE_* variables are
 """
 
 import argparse
+import importlib.util
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -87,6 +89,7 @@ class SchedulerConfig(BaseSettings):
     prefix_hash_key_file: Path | None = Field(None, description="32 bytes; made in the state directory if not given")
     state_dir: Path | None = Field(None, description="directory of sockets and keys")
     trace_file: Path | None = Field(None, description="write each call of the core there, to replay it")
+    otlp_endpoint: str | None = Field(None, description="OTLP/gRPC collector of traces: http://HOST:PORT")
     log_format: Literal["text", "json"] = Field("text", description="form of the log on stderr")
 
     @field_validator("worker_endpoint")
@@ -97,6 +100,15 @@ class SchedulerConfig(BaseSettings):
         if value and not is_tcp and not value.startswith("ipc://"):
             raise ValueError("must be ipc://PATH or tcp://ADDRESS:PORT")
         return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _collector(cls, value: str | None) -> str | None:
+        if value and not re.fullmatch(r"https?://[^/\s]+/?", value):
+            raise ValueError("must be http://HOST:PORT or https://HOST:PORT")
+        if value and importlib.util.find_spec("opentelemetry.sdk") is None:
+            raise ValueError('needs pip install "pagewire[tracing]"')
+        return value or None
 
     @field_validator("tenant_weights", mode="before")
     @classmethod

@@ -157,6 +157,7 @@ class SchedulerProcess:
             "--reuse-port": int(config.front_processes > 1),
             "--slow-reader-seconds": config.slow_reader_seconds,
             "--log-format": config.log_format,
+            "--otlp-endpoint": config.otlp_endpoint,
             "--health-port": config.health_port if number == 0 else 0,
             "--tls-cert": config.tls_cert,
             "--tls-key": config.tls_key,

@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(name, type=int, choices=(0, 1), default=0)
     for name in ("--max-tenant-requests", "--tenant-requests-per-minute"):
         parser.add_argument(name, type=int, default=0)
+    parser.add_argument("--otlp-endpoint", default=None, help="where traces go; none if not given")
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument("--ready-fd", type=int, default=None, help="file descriptor that is told how the start went")
     return parser
@@ -115,6 +116,7 @@ def _options(arguments: argparse.Namespace) -> FrontOptions:
         health_port=arguments.health_port or None,
         reuse_port=bool(arguments.reuse_port),
         slow_reader_seconds=arguments.slow_reader_seconds,
+        otlp_endpoint=arguments.otlp_endpoint,
         tls=_tls(arguments),
         access=_access(arguments),
         tenants_share_pages=bool(arguments.tenants_share_pages),

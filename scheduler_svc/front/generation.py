@@ -7,9 +7,10 @@ whatever way, closes its request: what has not ended is cancelled at the schedul
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from pagewire.v1 import generation_pb2, generation_pb2_grpc
 
@@ -17,6 +18,7 @@ from scheduler_svc.front.caller import CALLER
 from scheduler_svc.front.errors import InvalidRequestError, UnsupportedError
 from scheduler_svc.front.in_flight import InFlight
 from scheduler_svc.front.live_request import LiveRequest
+from scheduler_svc.front.load_report import LoadReport
 from scheduler_svc.front.logprobs import join_logprobs
 from scheduler_svc.front.many import ManyStream
 from scheduler_svc.front.preparation import Preparation, check_model
@@ -25,6 +27,9 @@ from scheduler_svc.front.scheduler_link import SchedulerLink
 from scheduler_svc.front.service_state import ServiceState
 from scheduler_svc.front.stream import HeadersFirst, SlowReaderGuard, StreamWriter, Write
 from scheduler_svc.front.validation import Violations, check_ids, check_tokenize
+
+if TYPE_CHECKING:
+    from scheduler_svc.front.tracing import Tracing
 
 MAX_DETOKENIZED = 1_048_576
 
@@ -39,6 +44,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
         executor: Executor,
         preparation: Preparation,
         in_flight: InFlight,
+        load_report: LoadReport,
+        tracing: "Tracing | None" = None,
         *,
         slow_reader_seconds: float,
     ) -> None:
@@ -47,11 +54,22 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
         self._executor = executor
         self._in_flight = in_flight
         self._preparation = preparation
+        self._load_report = load_report
+        self._tracing = tracing
         self._slow_reader_seconds = slow_reader_seconds
+
+    @contextmanager
+    def _call(self, context: Any) -> Iterator[None]:
+        """The duration of one call: in flight, in its caller's trace; at its end it tells how busy the server is."""
+        if self._tracing is not None:
+            self._tracing.enter(context.invocation_metadata() or ())
+        with self._in_flight.call():
+            yield
+        context.set_trailing_metadata(self._load_report.trailers)
 
     async def Generate(self, request: Any, context: Any) -> None:
         """One request, streamed."""
-        with self._in_flight.call():
+        with self._call(context):
             deadline = deadline_of(context.time_remaining())
             prepared = await self._preparation.prepare(request, deadline=deadline)
             live = LiveRequest(prepared, self._link, deadline=deadline)
@@ -66,7 +84,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
 
     async def GenerateOnce(self, request: Any, context: Any) -> Any:
         """One request, answered whole."""
-        with self._in_flight.call():
+        with self._call(context):
             deadline = deadline_of(context.time_remaining())
             prepared = await self._preparation.prepare(request.request, deadline=deadline, once=True)
             live = LiveRequest(prepared, self._link, deadline=deadline, wakes_for_tokens=False)
@@ -83,7 +101,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
 
     async def GenerateMany(self, requests: AsyncIterator[Any], context: Any) -> None:
         """Many requests over one stream."""
-        with self._in_flight.call():
+        with self._call(context):
             stream = ManyStream(
                 self._preparation,
                 self._link,
@@ -95,7 +113,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
 
     async def ResumeGenerate(self, request: Any, context: Any) -> None:
         """The rest of a request whose stream broke."""
-        with self._in_flight.call():
+        with self._call(context):
             deadline = deadline_of(context.time_remaining())
             headers_first = HeadersFirst(context)
 

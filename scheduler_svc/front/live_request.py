@@ -86,6 +86,8 @@ class LiveRequest:
         if deadline is not None:
             self._arm(deadline)
         self.key = link.submit(prepared.submit, self) if key is None else link.hand_over(key, self)
+        if prepared.span is not None:
+            prepared.span.queued(self.request_id, prepared.model.name, len(prepared.prompt))
 
     def _arm(self, deadline: float) -> None:
         loop = asyncio.get_running_loop()
@@ -122,7 +124,10 @@ class LiveRequest:
         """New tokens of one output."""
         if index >= len(self._outputs) or self.is_over:
             return
-        self._has_tokens = True
+        if not self._has_tokens:
+            self._has_tokens = True
+            if self._prepared.span is not None:
+                self._prepared.span.first_token()
         output = self._outputs[index]
         output.append(token_ids)
         if self.reader.is_blocked or self.is_quiet:
@@ -157,7 +162,13 @@ class LiveRequest:
             self._prepared.submit.seed = event.resumed.submit.seed
         elif kind == "rejected":
             self._close(rejection_error(event.rejected, self._prepared.prompt_field))
-        elif self._prepared.progress_events:
+        else:
+            self._apply_progress(kind, event)
+
+    def _apply_progress(self, kind: str, event: Any) -> None:
+        if self._prepared.span is not None:
+            self._prepared.span.note(kind, event)
+        if self._prepared.progress_events:
             response = progress_response(self.request_id, event)
             if response is not None:
                 self._progress.append(response)
@@ -224,6 +235,8 @@ class LiveRequest:
         """The reader is gone. Idempotent."""
         if not self.is_over:
             self._link.cancel(self.key, broken=True)
+            if self._prepared.span is not None:
+                self._prepared.span.left()
         self._release()
 
     # Inside
@@ -321,6 +334,8 @@ class LiveRequest:
                     )
                 )
         self._ended = ended
+        if self._prepared.span is not None:
+            self._prepared.span.finished(self._summary(), map(finished_message, self._outputs))
         self._release()
         self._news()
 
@@ -335,6 +350,8 @@ class LiveRequest:
         """The last thing that happens to a request which ends with an error."""
         if not self.is_over:
             self._error = error
+            if self._prepared.span is not None:
+                self._prepared.span.failed(error)
             self._release()
             self._news()
             if self.on_failure is not None:

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import uuid
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagewire.internal.v1 import front_pb2
 from pagewire.v1 import generation_pb2
@@ -30,6 +30,9 @@ from scheduler_svc.front.service_state import ServiceState, Serving
 from scheduler_svc.front.stop_strings import StopStrings
 from scheduler_svc.front.validation import MAX_ONCE_TOKENS, check_request
 
+if TYPE_CHECKING:
+    from scheduler_svc.front.tracing import Tracing
+
 
 class Preparation:
     """Prepares requests; one a process."""
@@ -40,6 +43,7 @@ class Preparation:
         prompts: PromptReader,
         forms: FormReader,
         figures: Figures,
+        tracing: "Tracing | None" = None,
         *,
         tenants_share_pages: bool = False,
     ) -> None:
@@ -48,6 +52,7 @@ class Preparation:
         self.reader = prompts
         self._forms = forms
         self._figures = figures
+        self._tracing = tracing
 
     async def prepare(self, request: Any, *, deadline: float | None = None, once: bool = False) -> PreparedRequest:
         """The request, ready to be submitted before `deadline` (on the loop's clock).
@@ -56,17 +61,21 @@ class Preparation:
 
         Raises: FrontError.
         """
+        span = None if self._tracing is None else self._tracing.start(request)
         try:
-            return await self._prepare(request, deadline=deadline, once=once)
-        except FrontError as error:
-            self._figures.refuse(error)
-            raise
+            prepared = await self._prepare(request, deadline=deadline, once=once)
         except asyncio.CancelledError:
             self._figures.leave()
+            if span is not None:
+                span.left()
             raise
-        except Exception:
-            self._figures.refuse(InternalError())
+        except Exception as error:
+            told = error if isinstance(error, FrontError) else InternalError()
+            self._figures.refuse(told)
+            if span is not None:
+                span.failed(told)
             raise
+        return prepared if span is None else prepared.traced(span)
 
     async def _prepare(self, request: Any, *, deadline: float | None, once: bool) -> PreparedRequest:
         serving = self._state.require()

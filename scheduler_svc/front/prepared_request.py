@@ -1,12 +1,15 @@
 """A checked request, ready to be submitted: the scheduler's `Submit` and what the front keeps for itself."""
 
 from array import array
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from scheduler_svc.front.output import Output
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.stop_strings import StopMatcher, StopStrings
+
+if TYPE_CHECKING:
+    from scheduler_svc.front.tracing import RequestSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,13 @@ class PreparedRequest:
     wants_prompt_token_ids: bool
     progress_events: bool
     max_delay_seconds: float
+    span: "RequestSpan | None" = None
+    """None: it is not traced."""
+
+    def traced(self, span: "RequestSpan") -> "PreparedRequest":
+        """The same with a span; the scheduler shall tell what becomes of it."""
+        self.submit.progress_events = True
+        return replace(self, span=span)
 
     def outputs(self) -> list[Output]:
         """A fresh output for each index."""

@@ -9,9 +9,11 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
+from grpc_channelz.v1 import channelz_pb2
+from grpc_channelz.v1.channelz import add_channelz_servicer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
@@ -35,6 +37,7 @@ from scheduler_svc.front.form_reader import FormReader
 from scheduler_svc.front.generation import GenerationService
 from scheduler_svc.front.health import Health
 from scheduler_svc.front.in_flight import InFlight
+from scheduler_svc.front.load_report import ORCA, LoadReport
 from scheduler_svc.front.models import ModelService
 from scheduler_svc.front.preparation import Preparation
 from scheduler_svc.front.prompt import PromptReader
@@ -42,6 +45,9 @@ from scheduler_svc.front.scheduler_link import HEARTBEAT_SECONDS, SchedulerLink
 from scheduler_svc.front.service_state import ServiceState
 from scheduler_svc.front.status_interceptor import Admit, StatusInterceptor
 from scheduler_svc.front.tls import TlsFiles, server_credentials
+
+if TYPE_CHECKING:
+    from scheduler_svc.front.tracing import Tracing
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 TOKENIZER_THREADS = 2
@@ -52,6 +58,7 @@ MODEL = model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
 CACHE = cache_pb2.DESCRIPTOR.services_by_name["CacheService"].full_name
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+CHANNELZ = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 
 
@@ -72,6 +79,8 @@ class FrontOptions:
     tls: TlsFiles | None = None
     access: AccessOptions = field(default_factory=AccessOptions)
     tenants_share_pages: bool = False
+    otlp_endpoint: str | None = None
+    """A collector of traces; None: nothing is traced."""
 
 
 class PortInUseError(Exception):
@@ -87,6 +96,7 @@ class Front:
         self._chat_executor = ThreadPoolExecutor(NUM_PROCESSES, thread_name_prefix="chats")
         self._grammar_executor = ThreadPoolExecutor(NUM_PROCESSES, thread_name_prefix="grammars")
         self._state = ServiceState(self._executor)
+        self._tracing = None if options.otlp_endpoint is None else _tracing(options.otlp_endpoint)
         self.in_flight = InFlight()
         self._health = Health((GENERATION, MODEL, CACHE, ADMIN))
         self.link = SchedulerLink(
@@ -101,8 +111,10 @@ class Front:
             PromptReader(self._executor, self._chat_executor),
             FormReader(self._grammar_executor),
             self.link.figures,
+            self._tracing,
             tenants_share_pages=options.tenants_share_pages,
         )
+        self._load_report = LoadReport(self.link)
         self._servers: list[Any] = []
         self.port = 0
         self.internal_port = 0
@@ -127,6 +139,7 @@ class Front:
         for server in self._servers:
             await server.start()
         self.link.start()
+        self._load_report.start()
 
     async def stop(self, seconds: float) -> None:
         """Takes no more requests, gives the running ones so long, or what a drain leaves them, then ends everything.
@@ -143,7 +156,10 @@ class Front:
             await server.stop(STOP_SECONDS / 4)
         await self._state.close()
         await self._health.close()
+        await self._load_report.close()
         await self.link.close()
+        if self._tracing is not None:
+            await self._tracing.close()
         for executor in (self._executor, self._chat_executor, self._grammar_executor):
             executor.shutdown(wait=False, cancel_futures=True)
 
@@ -156,16 +172,20 @@ class Front:
             self._executor,
             self._preparation,
             self.in_flight,
+            self._load_report,
+            self._tracing,
             slow_reader_seconds=self._options.slow_reader_seconds,
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._state), server)
         cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheService(self._preparation, self.link), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
-        names = [GENERATION, MODEL, CACHE, HEALTH]
+        server.add_generic_rpc_handlers((self._load_report.service(),))
+        names = [GENERATION, MODEL, CACHE, HEALTH, ORCA]
         if is_admin:
             admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self.link), server)
-            names.append(ADMIN)
+            add_channelz_servicer(server)
+            names += [ADMIN, CHANNELZ]
         _add_reflection(server, [*names, reflection.SERVICE_NAME])
         self._servers.append(server)
         return server
@@ -176,6 +196,13 @@ class Front:
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         self._servers.append(server)
         return server
+
+
+def _tracing(endpoint: str) -> "Tracing":
+    """The library is loaded where it is wanted only."""
+    from scheduler_svc.front.tracing import Tracing
+
+    return Tracing(endpoint)
 
 
 def server_options(reuse_port: bool) -> list[tuple[str, Any]]:
@@ -195,6 +222,7 @@ def server_options(reuse_port: bool) -> list[tuple[str, Any]]:
         # Lets clients ping during a silent prefill; without it they are told `too_many_pings`.
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ("grpc.http2.max_ping_strikes", 5),
+        ("grpc.enable_channelz", 1),
     ]
 
 
