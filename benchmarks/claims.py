@@ -4,6 +4,8 @@
               first (the embedded model on the CPU); aim: a quarter at most
     caching   processor seconds of the whole stack with the prefix cache and without it, where no two prompts share
               anything (the embedded model on the CPU); aim: 1 % more at most
+    structured  median gap between the tokens of four plain streams beside four others that have a form (JSON by a
+              schema), and beside four that have none (the embedded model on the CPU); aim: 1.05 at most
     rows      output tokens a second with 1,024 rows beside 256 (a scripted worker whose steps take 400 and 100 ms, so
               that both could give the same number of tokens); aim: 0.98 at least
 
@@ -18,10 +20,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 from pagewire.v1 import generation_pb2 as pb
-from pagewire_client import Client, PagewireError
+from pagewire_client import Client, Delta, PagewireError
 from pagewire_client.fetch import fetch_embedded
 from pagewire_client.stack import LocalStack, private_stack
 
@@ -105,6 +108,33 @@ def _processor_seconds(stack: LocalStack) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes.values())
 
 
+def structured(num_pairs: int) -> dict[str, object]:
+    """Eight streams of 32 tokens in and 64 out; other prompts each time."""
+    chance = random.Random(2)
+    person = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    form = json.dumps({"type": "array", "items": {**person, "required": ["name", "age"]}, "minItems": 50})
+
+    def gap(client: Client, json_schema: str | None) -> float:
+        def gaps(number: int) -> list[float]:
+            """Of one stream; those with an odd number are the others."""
+            prompt = [chance.randrange(100, VOCABULARY) for _ in range(32)]
+            schema = json_schema if number % 2 else None
+            with client.stream(prompt, json_schema=schema, max_tokens=64, temperature=0.0, ignore_eos=True) as stream:
+                times = [time.perf_counter() for event in stream if isinstance(event, Delta)]
+            return [] if number % 2 else [later - earlier for earlier, later in itertools.pairwise(times)]
+
+        with ThreadPoolExecutor(8) as threads:
+            return statistics.median(itertools.chain.from_iterable(threads.map(gaps, range(8))))
+
+    with (
+        private_stack(fetch_embedded(), worker_arguments=("--dtype", "bfloat16")) as stack,
+        Client(stack.target) as client,
+    ):
+        gap(client, form)
+        ratios = paired(lambda: gap(client, form), lambda: gap(client, None), num_pairs)
+    return row("structured", ratios, "<= 1.05")
+
+
 def rows(num_pairs: int) -> dict[str, object]:
     """2,048 requests of 8 tokens in and 24 out: a step takes the prompts of all rows."""
     prompts = [[*start, *itertools.repeat(97, 5)] for start in itertools.product(TOY_LETTERS, repeat=3)][:2048]
@@ -135,13 +165,13 @@ def run_all(client: Client, prompts: Sequence[Sequence[int]], num_output_tokens:
             raise SystemExit(f"a request failed: {outcome}")
 
 
-CLAIMS = {"prefix": (prefix, 7), "caching": (caching, 7), "rows": (rows, 5)}
+CLAIMS = {"prefix": (prefix, 7), "caching": (caching, 7), "structured": (structured, 11), "rows": (rows, 5)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("claims", nargs="*", choices=[*CLAIMS, []], help="which; default: all")
-    parser.add_argument("--pairs", type=int, help="other numbers of pairs than 7, 7 and 5")
+    parser.add_argument("--pairs", type=int, help="other numbers of pairs than 7, 7, 11 and 5")
     given = parser.parse_args()
     for name in given.claims or CLAIMS:
         measure, num_pairs = CLAIMS[name]

@@ -51,16 +51,18 @@ class RowOptions:
     @property
     def changes_logits(self) -> bool:
         """Whether any of them may change which token is chosen."""
-        return bool(
-            self.frequency_penalty
-            or self.presence_penalty
-            or self.repetition_penalty != 1.0
-            or len(self.bias_token_ids)
-            or len(self.allowed_token_ids)
-            or self.bad_words
-            or (self.min_tokens and len(self.stop_token_ids))
-            or self.grammar
-        )
+        stops_late = self.min_tokens and len(self.stop_token_ids)
+        return bool(self.penalises or self.biases_tokens or self.bad_words or stops_late or self.grammar)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that were there before are less or more likely."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def biases_tokens(self) -> bool:
+        """Whether some tokens are always less or more likely."""
+        return bool(len(self.bias_token_ids) or len(self.allowed_token_ids) or self.bad_words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

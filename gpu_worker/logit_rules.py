@@ -24,7 +24,7 @@ from pagewire_kernels.penalties import penalize
 from gpu_worker.batch_plan import BatchPlan, Floats, Int32s, Int64s, RowOptions
 from gpu_worker.matchers import Matchers
 from gpu_worker.request_rows import MAX_WORD_TOKENS, RequestRows
-from gpu_worker.token_masks import Words, token_bits
+from gpu_worker.token_masks import Words, num_words, token_bits
 
 _ANY, _NOTHING = -2, -1
 """In a bad word's beginning: any token; in a row's newest tokens: none yet."""
@@ -37,6 +37,9 @@ class LogitRules:
         self._rows = rows
         self._device = device
         self.matchers = matchers
+        bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+        self._limits_of_octets = self.upload(np.where(bits, np.float32(0), np.float32(-np.inf)))
+        """What eight bits of a mask add to eight logits."""
         self._slots = np.full(rows.limits.max_num_seqs, -1, dtype=np.int64)
         """By row; -1: none."""
         self._words: dict[int, _LongWords] = {}
@@ -68,15 +71,16 @@ class LogitRules:
         return np.flatnonzero(self._slots[sampled_rows] >= 0)
 
     def apply(self, logits: torch.Tensor, rows: Int32s) -> torch.Tensor:
-        """The adjusted float32 logits [F, V] of rows with slots, from their logits [F, V]. Waits for nothing but the
-        tokens that rows with a grammar sampled before."""
-        slots = self.upload(self._slots[rows])
-        state = self._state
-        counts = state.counts.index_select(0, slots)
-        adjusted = penalize(
-            logits.float(), counts, state.in_prompt.index_select(0, slots), state.penalties.index_select(0, slots)
-        )
-        adjusted += state.biases.index_select(0, slots)
+        """The adjusted float32 logits [F, V] of rows with slots, from their logits [F, V], which may be overwritten.
+        Waits for nothing but the tokens that rows with a grammar sampled before."""
+        slots, state = self.upload(self._slots[rows]), self._state
+        options = [self._rows.options[row] for row in rows.tolist()]
+        adjusted = logits.float()
+        if any(each.penalises for each in options):
+            counts, in_prompt = state.counts.index_select(0, slots), state.in_prompt.index_select(0, slots)
+            adjusted = penalize(adjusted, counts, in_prompt, state.penalties.index_select(0, slots))
+        if any(each.biases_tokens for each in options):
+            adjusted += state.biases.index_select(0, slots)
         masks = self._keep_to_grammars(adjusted, rows)
         self._forbid_stops(adjusted, rows, masks)
         self._forbid_words(adjusted, rows)
@@ -124,14 +128,12 @@ class LogitRules:
         places = [place for place, row in enumerate(rows.tolist()) if row in self.matchers]
         if not places:
             return {}
-        masks = self.matchers.masks(rows[places].tolist())
-        words = self.upload(np.stack(masks))
-        bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=self._device)) & 1
-        is_allowed = bits.view(len(places), -1)[:, : logits.shape[1]].bool()
+        masks = np.full((len(rows), num_words(logits.shape[1])), -1, dtype=np.int32)
+        masks[places] = self.matchers.masks(rows[places].tolist())
+        octets = self.upload(masks.view(np.uint8)).view(-1).int()
         # Added, not set: what is not a number stays one.
-        ruled_out = torch.zeros(is_allowed.shape, dtype=torch.float32, device=self._device)
-        logits.index_add_(0, self.upload(np.array(places)), ruled_out.masked_fill_(~is_allowed, float("-inf")))
-        return dict(zip(places, masks, strict=True))
+        logits += self._limits_of_octets.index_select(0, octets).view(len(rows), -1)[:, : logits.shape[1]]
+        return {place: masks[place] for place in places}
 
     def _forbid_stops(self, logits: torch.Tensor, rows: Int32s, masks: Mapping[int, Words]) -> None:
         """Stop tokens of rows that have fewer than ``min_tokens`` output tokens, if their grammar can go on without."""

@@ -1,5 +1,6 @@
 """Rows with options on a GPU: what they say on a CPU, behind CUDA graphs too, with two steps in flight."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from support.gpu_parts import build
 from support.plan_driver import Generation, PlanMaker, drive, generate
-from support.tiny_models import make_model, random_prompt
+from support.tiny_models import EOS_ID, make_model, random_prompt
 
 from gpu_worker.batch_plan import RowLogprobs, RowOptions, int32s
 from gpu_worker.model_runner import ModelRunner
@@ -88,3 +89,27 @@ def test_log_probabilities_are_those_of_a_cpu(on_gpu: ModelRunner, on_cpu: Model
         assert np.array_equal(ours.token_ids, theirs.token_ids)
         assert np.array_equal(ours.ranks, theirs.ranks)
         assert np.allclose(ours.logprobs, theirs.logprobs, atol=1e-3)
+
+
+def test_forms_are_kept_as_on_a_cpu(on_gpu: ModelRunner, on_cpu: ModelRunner) -> None:
+    """Beside plain rows and rows with other options, with two steps in flight."""
+    pytest.importorskip("llguidance")
+    grammars = [
+        json.dumps({"grammars": [{"lark_grammar": f"start: /{expression}/"}]})
+        for expression in (r'\{"[a-f]{3,9}": [1-9][0-9]{0,3}\}', "[a-p]+", "(yes|no) [0-9]{3}")
+    ]
+
+    def structured() -> list[Generation]:
+        rows = requests()
+        for number, grammar in enumerate(grammars):
+            options = RowOptions(grammar=grammar, min_tokens=4, stop_token_ids=int32s([EOS_ID]))
+            prompt = random_prompt(30 + number)
+            rows.append(Generation(prompt=prompt, max_tokens=TOKENS, options=options))
+            rows.append(Generation(prompt=prompt, max_tokens=TOKENS, options=options, temperature=1.0, seed=number))
+        return rows
+
+    expected = generate(on_cpu, structured())
+    assert all(EOS_ID in output for output in expected[-6:-4])
+    for _ in range(2):
+        assert generate(on_gpu, structured()) == expected
+    assert generate(on_gpu, structured(), chunk=7, seed=3) == expected
