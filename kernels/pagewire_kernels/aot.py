@@ -242,7 +242,7 @@ def _linear_builds(hip: bool) -> Iterator[Build]:
         skinny_linear.vector_linear_kernel,
         {"x_ptr": data, "weight_ptr": data, "bias_ptr": data, "out_ptr": data},
         {"NUM_INPUTS": 2048, "BIAS": True, "OUTPUTS": skinny_linear.VECTOR_OUTPUTS}
-        | {"INPUTS": skinny_linear.VECTOR_INPUTS, "NUM_STAGES": 1 if hip else 3},
+        | {"INPUTS": skinny_linear.VECTOR_INPUTS, "NUM_STAGES": 1 if hip else 3, "PDL": not hip},
         4,
     )
 

@@ -97,7 +97,11 @@ def check_norms(kernels: KernelSet, size: int, dtype: torch.dtype, device: str =
 def check_linear(kernels: KernelSet, dtype: torch.dtype, device: str = "cpu") -> None:
     """Rows and sizes at every edge of the kernels for few rows, twice: counters must be as they were."""
     generator = seeded(1)
-    sizes = ((64, 512), (128, 1024)) if device == "cpu" else ((64, 512), (1024, 1024), (1088, 4096), (300, 512))
+    sizes = (
+        ((64, 512), (128, 1024))
+        if device == "cpu"
+        else ((64, 512), (1024, 1024), (1088, 4096), (300, 512), (16384, 1024))
+    )
     for num_outputs, num_inputs in sizes:
         weight = torch.randn(num_outputs, num_inputs, generator=generator).to(device, dtype)
         bias = torch.randn(num_outputs, generator=generator).to(device, dtype)

@@ -6,19 +6,23 @@ The weight is the matrix instruction's first operand and the few rows, transpose
 padding of the large side. Where one program a tile of outputs would leave processors idle, the inputs are split; each
 split leaves its sums in float32, and the last one to arrive adds them up in split order. The counters that tell who is
 last are zero again when the kernel ends. Integer atomics alone: results do not depend on timing.
+
+The product of a single row may start while the kernel before still runs (programmatic dependent launch): its first
+weights are on their way when that one ends, on which the row alone depends.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from pagewire_kernels.triton.launch import on_hip
+from pagewire_kernels.triton.launch import on_hip, on_nvidia
 
 MAX_ROWS = 32
 TILE_OUTPUTS = 64
 TILE_INPUTS = 128
 _MAX_OUTPUTS = 8192
-"""From here on cuBLAS reads the weight as fast."""
+"""From here on cuBLAS reads the weight as fast, but for a single row."""
+_MAX_VECTOR_OUTPUTS = 65536
 MAX_COUNTERS = _MAX_OUTPUTS // TILE_OUTPUTS
 _MAX_SPLITS = 4
 VECTOR_OUTPUTS, VECTOR_INPUTS = 4, 1024
@@ -91,12 +95,17 @@ def vector_linear_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """OUTPUTS outputs of the only row, without matrix instructions. Grid (outputs / OUTPUTS,)."""
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     weight_rows = weight_ptr + outputs.to(tl.int64)[:, None] * NUM_INPUTS
-    products = tl.zeros([OUTPUTS, INPUTS], tl.float32)
-    for first in tl.range(0, NUM_INPUTS, INPUTS, num_stages=NUM_STAGES):
+    inputs = tl.arange(0, INPUTS)
+    weight = tl.load(weight_rows + inputs[None, :], eviction_policy="evict_first")
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    products = weight.to(tl.float32) * tl.load(x_ptr + inputs).to(tl.float32)[None, :]
+    for first in tl.range(INPUTS, NUM_INPUTS, INPUTS, num_stages=NUM_STAGES):
         inputs = first + tl.arange(0, INPUTS)
         weight = tl.load(weight_rows + inputs[None, :], eviction_policy="evict_first")
         products += weight.to(tl.float32) * tl.load(x_ptr + inputs).to(tl.float32)[None, :]
@@ -117,10 +126,11 @@ def num_splits(num_outputs: int, num_inputs: int) -> int:
 def suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether this kernel takes the product: x [T, in], weight [out, in]."""
     num_outputs, num_inputs = weight.shape
+    is_vector = x.shape[0] == 1 and num_inputs % VECTOR_INPUTS == 0
     return (
         0 < x.shape[0] <= MAX_ROWS
         and x.dtype in (torch.bfloat16, torch.float16)
-        and num_outputs <= _MAX_OUTPUTS
+        and num_outputs <= (_MAX_VECTOR_OUTPUTS if is_vector else _MAX_OUTPUTS)
         and num_outputs % TILE_OUTPUTS == 0
         and num_inputs % (TILE_INPUTS * _MAX_SPLITS) == 0
         and x.stride(1) == 1
@@ -148,7 +158,9 @@ def skinny_linear(
             OUTPUTS=VECTOR_OUTPUTS,
             INPUTS=VECTOR_INPUTS,
             NUM_STAGES=1 if on_hip() else 3,
+            PDL=on_nvidia(),
             num_warps=4,
+            **({"launch_pdl": True} if on_nvidia() else {}),
         )
         return out
     splits, padded = num_splits(num_outputs, num_inputs), 16 if num_rows <= 16 else MAX_ROWS
