@@ -41,12 +41,15 @@ class Admission:
     def admit_next(self, before: Order | None) -> Residence | None:
         """Gives the next request that can begin a row; None if none can, or none that comes before ``before``."""
         worker, parked = self._worker, self._draft.parked
-        while worker.num_rows_left > 0 and len(parked) < LOOK_AHEAD:
-            request = worker.queue.peek()
+        while len(parked) < LOOK_AHEAD:
+            request, num_rows = worker.queue.peek(), worker.num_rows_left
             if request is None:
-                worker.rates.note_empty()
+                if num_rows > 0:
+                    worker.rates.note_empty()
                 return None
             if before is not None and request.order > before:
+                return None
+            if num_rows < 0 or (num_rows == 0 and not self._supply.can_make_row(request)):
                 return None
             spare = worker.pool.num_available - self._num_promised() - min(len(worker.rows), worker.num_spare_pages)
             if request.pages_needed > spare and not self._can_match_more(request):
@@ -64,6 +67,8 @@ class Admission:
                 if self._supply.make_room(request, missing):
                     continue
                 return None
+            if num_rows == 0:
+                self._supply.make_row(request)
             worker.queue.pop()
             return self._begin(request, start)
         return None

@@ -1,12 +1,14 @@
 """Pages for rows that cannot go on without one, and who has to give way for it.
 
-First what is free or cached, then what steps in flight will free (the row waits for it), and only then a victim: the
-request of the lowest priority that came last, which may be the asking one itself. It keeps its tokens and waits again
-at its old place.
+First what is free or cached, then what steps in flight will free (the row waits for it), and only then a victim among
+those that come no earlier than who asks, which may be the asking one itself: of the lowest priority, and of these the
+one that loses the fewest pages of computed tokens, those that stay cached not counted; of equals the last. It keeps its
+tokens and waits again at its old place.
 
-A waiting request of a higher priority takes pages from running ones of a lower one of its tenant (``make_room``).
+A waiting request of a higher priority takes pages and a row from running ones of a lower one of its tenant
+(``make_room``, ``make_row``), which are chosen in the same way.
 
-Rows ask in their order, so a victim is never older than who asks; the oldest request always goes on.
+A victim never comes before who asks, so the first of all requests that run is never a victim and always goes on.
 """
 
 from functools import partial
@@ -41,7 +43,9 @@ class PageSupply:
             if self.num_short < self._coming:
                 self.num_short += 1
                 return False
-            victim = max(self._worker.rows.values(), key=_order)
+            asks = residence.request.order
+            behind = (other for other in self._worker.rows.values() if other.request.order >= asks)
+            victim = max(behind, key=self._readiness)
             self._preempt(victim, residence.request, "no pages")
             if victim is residence:
                 return False
@@ -50,11 +54,9 @@ class PageSupply:
 
     def make_room(self, request: Request, num_missing: int) -> bool:
         """Preempts what has a lower priority than a waiting request of the same tenant, if that brings the pages that
-        it is short of. A request that was passed for so long that it comes before the waiting one keeps its pages."""
+        it is short of."""
         worker = self._worker
-        if not worker.priorities or min(worker.priorities) >= request.priority:
-            return False
-        lower = sorted(filter(partial(self._gives_way, request), worker.rows.values()), key=_order, reverse=True)
+        lower = sorted(self._lower(request), key=self._readiness, reverse=True)
         num_missing -= worker.pool.num_coming()
         for count, residence in enumerate(lower if num_missing > 0 else (), 1):
             num_missing -= self._num_freed(residence)
@@ -63,6 +65,38 @@ class PageSupply:
                     self._preempt(victim, request, "a higher priority needs its pages")
                 return True
         return False
+
+    def can_make_row(self, request: Request) -> bool:
+        """Whether one of a lower priority would give its row to a waiting request."""
+        return bool(self._lower(request))
+
+    def make_row(self, request: Request) -> None:
+        """Preempts one of a lower priority for its row; there must be one."""
+        self._preempt(max(self._lower(request), key=self._readiness), request, "a higher priority needs its row")
+
+    def _lower(self, request: Request) -> list[Residence]:
+        """Who gives way to a waiting request of the tenant; nobody who was passed for so long that it comes before it.
+        Costs one look as long as nobody of a lower priority runs."""
+        worker = self._worker
+        if not worker.priorities or min(worker.priorities) >= request.priority:
+            return []
+        return list(filter(partial(self._gives_way, request), worker.rows.values()))
+
+    def _readiness(self, residence: Residence) -> tuple[int, int, Order]:
+        """The greatest gives way first."""
+        request = residence.request
+        return -request.priority, -self._num_lost_pages(residence), request.order
+
+    def _num_lost_pages(self, residence: Residence) -> int:
+        """Pages of tokens that would be computed again: those behind the last one that stays cached."""
+        worker = self._worker
+        num_pages = worker.num_pages_for(residence.computed_before(self._draft.record.step_id))
+        if residence.request.hashes is None:
+            return num_pages
+        num_kept = num_pages
+        while num_kept and not worker.pool.cache.is_named(residence.pages[num_kept - 1]):
+            num_kept -= 1
+        return num_pages - num_kept
 
     def _gives_way(self, request: Request, residence: Residence) -> bool:
         other, step_id = residence.request, self._draft.record.step_id
@@ -91,7 +125,3 @@ class PageSupply:
         self._coming = None
         made_room_for = None if asking is request else asking.key
         self._events.append(Preempted(key=request.key, reason=reason, made_room_for=made_room_for))
-
-
-def _order(residence: Residence) -> Order:
-    return residence.request.order

@@ -239,7 +239,7 @@ def test_a_prompt_takes_a_page_from_a_later_request_that_had_just_got_one() -> N
     """)
 
 
-def test_a_prompt_takes_pages_from_a_later_prompt() -> None:
+def test_a_decoding_row_gives_way_to_prompts_that_would_lose_more() -> None:
     check_transcript("""
     core steps=1 threshold=2 cache=off
     worker w pages=11 size=4
@@ -289,14 +289,15 @@ def test_a_prompt_takes_pages_from_a_later_prompt() -> None:
     result
     run
     ----
-    c preempted: no pages
-    step 9: row 2 released; b page 10; a page 2 computes 2; b decodes
-    step 9: b8
+    b preempted: no pages
+    step 9: row 1 released; a page 1 computes 2; c page 5 computes 2
+    step 9: no tokens
     a prefilled 18 of 20
-    11 steps: a +1, b +3, c +1
+    c prefilled 18 of 20
+    9 steps: a +1, b +4, c +1
     a ended: length, 1 tokens, in decode
-    b ended: length, 12 tokens, in decode
-    c ended: length, 1 tokens, 16 recomputed, in decode
+    c ended: length, 1 tokens, in decode
+    b ended: length, 12 tokens, 8 recomputed, in decode
     """)
 
 
