@@ -36,29 +36,32 @@ def test_pages_that_stay_cached_are_not_lost() -> None:
     """c is the longest of the three, but all of its full pages are found again."""
     check_transcript("""
     core steps=1
-    worker w pages=9 size=4
-    submit a 1..16 max=1
-    run
-    submit b 31..38 max=9 uncached
-    submit c 1..16,61..63 max=4
+    worker w pages=7 size=4
+    submit a 1..8 max=1
+    submit b 31..37 max=9 uncached
+    steps 1
+    submit c 1..8,61..63 max=4
     submit d 41..46 max=4 uncached
     steps 2
     run
     ----
-    1 steps: a +1
-    a ended: length, 1 tokens, in decode
+    a admitted on w, 0 cached
     b admitted on w, 0 cached
-    c admitted on w, 16 cached
+    step 1: a on row 0 pages 0,1 computes 8; b on row 1 pages 2,3 computes 7
+    step 1: a0 b0
+    a prefilled 8 of 8
+    b prefilled 7 of 7
+    a ended: length, 1 tokens, in decode
+    c admitted on w, 8 cached
     d admitted on w, 0 cached
-    step 2: row 0 released; b on row 0 pages 4,5 computes 8; c on row 1 pages 0,1,2,3,6 computes 3; d on row 2 pages 7,8 computes 6; published 0,1,2,3
-    step 2: b0 c0 d0
-    b prefilled 8 of 8
-    c prefilled 19 of 19
+    step 2: row 0 released; c on row 0 pages 0,1,4 computes 3; d on row 2 pages 5,6 computes 6; b decodes; published 0,1
+    step 2: c0 d0 b1
+    c prefilled 11 of 11
     d prefilled 6 of 6
     c preempted: no pages
-    step 3: row 1 released; b page 6; b,d decode
-    step 3: b1 d1
-    9 steps: b +7, c +3, d +2
+    step 3: row 0 released; b page 4; b,d decode
+    step 3: b2 d1
+    8 steps: b +6, c +3, d +2
     d ended: length, 4 tokens, in decode
     b ended: length, 9 tokens, in decode
     c ended: length, 4 tokens, 7 recomputed, in decode
