@@ -123,6 +123,9 @@ test: $(VENV)/.dev ## all tests; those for a GPU join where there is one
 	cat $$log; \
 	exit $$status
 
+test-clients: $(VENV)/.dev ## build and test the clients in other languages whose toolchains are here
+	$(PYTEST) -m languages -rs tests/e2e/test_other_languages_e2e.py $(ARGS)
+
 test-gpu: $(VENV)/.dev ## the tests for a GPU alone, and the stack on it against transformers
 	@status=0; \
 	$(PYTEST) tests/gpu $(ARGS) || status=1; \
