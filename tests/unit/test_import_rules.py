@@ -38,6 +38,7 @@ FOLDERS = {
 }
 
 CLIENT_EXTRAS = {"typer", "click", "rich", "tqdm", "huggingface_hub", "yaml", "aiohttp", "matplotlib"}
+CLIENT_EXTRAS |= {"fastapi", "starlette", "uvicorn", "pydantic"}
 
 MESSAGES_ONLY_IN = {"scheduler_svc": ("codec.py", "front/"), "gpu_worker": ("codec.py",)}
 
@@ -101,7 +102,11 @@ def test_a_package_imports_only_what_its_line_allows(package: str) -> None:
 
 def test_the_client_loads_without_its_extras() -> None:
     inside = FOLDERS["pagewire_client"]
-    library = [path for path in modules("pagewire_client") if path.relative_to(inside).parts[0] not in ("cli", "bench")]
+    library = [
+        path
+        for path in modules("pagewire_client")
+        if path.relative_to(inside).parts[0] not in ("cli", "bench", "gateway")
+    ]
     wrong = {
         (path.name, name)
         for path in library
@@ -170,6 +175,8 @@ def test_loading_the_whole_scheduler_loads_no_torch() -> None:
 
 
 def test_loading_the_client_loads_no_service_and_no_extra() -> None:
-    names = loaded(load_all("pagewire_client", skip=("pagewire_client.cli", "pagewire_client.bench")))
+    names = loaded(
+        load_all("pagewire_client", skip=("pagewire_client.cli", "pagewire_client.bench", "pagewire_client.gateway"))
+    )
     assert "pagewire_client" in names
     assert names & {"torch", "triton", "transformers", "scheduler_svc", "gpu_worker", "zmq", "typer", "rich"} == set()

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import PagewireError
-from . import access, demo, generation, queries, serving
+from . import access, demo, gateway, generation, queries, serving
 from .failures import EXIT_FAILED, EXIT_INTERRUPTED, error_line, exit_code
 from .flags import Role, help_text
 
@@ -74,6 +74,7 @@ app.command()(queries.health)
 app.command()(queries.explain)
 app.command()(queries.drain)
 app.command()(queries.fetch)
+app.command()(gateway.gateway)
 app.command("version")(queries.show_version)
 app.command(context_settings=_PASS_THROUGH, add_help_option=False)(serving.replay)
 app.command(context_settings=_PASS_THROUGH, add_help_option=False)(serving.keys)

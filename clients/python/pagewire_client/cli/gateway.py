@@ -1,0 +1,35 @@
+"""``pagewire gateway``: OpenAI's HTTP API in front of a server."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from . import arguments as arg
+from .access import ACCESS, TENANT_KEY
+from .failures import EXIT_FAILED
+
+
+def gateway(
+    target: arg.Target = arg.TARGET_DEFAULT,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="HTTP port.")] = 8000,
+) -> None:
+    """Answer OpenAI's HTTP API (/v1/chat/completions, /v1/completions, /v1/models) as a client of a server.
+
+    Callers' bearer tokens go on to the server; the token of --token-file is shown for callers without one.
+    """
+    try:
+        import uvicorn
+
+        from ..gateway.app import make_app
+        from ..gateway.upstream import Upstream
+    except ImportError as error:
+        print(f'error: {error.name} is not installed: pip install "pagewire[gateway]"', file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED) from None
+    access = ACCESS.get()
+    metadata = () if access.tenant is None else ((TENANT_KEY, access.tenant),)
+    app = make_app(lambda: Upstream(target, tls=access.tls, token=access.token, metadata=metadata))
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=30)

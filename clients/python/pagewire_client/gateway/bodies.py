@@ -1,0 +1,142 @@
+"""What OpenAI's clients send, and the few fields beside that vLLM's users know.
+
+Fields that would change the answer and are not served are refused by name; whatever else is unknown (`user`, `store`,
+`metadata`) changes nothing and is let be.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_CHOICES = 16
+MAX_PROMPTS = 64
+
+_NOT_SERVED = ("suffix", "echo", "functions", "function_call", "audio", "prediction", "use_beam_search", "best_of")
+
+
+class JsonSchema(BaseModel):
+    """A schema by name."""
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    name: str = ""
+    content: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema is missing")
+        return self
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells beside its text."""
+
+    include_usage: bool = False
+
+
+class Sampled(BaseModel):
+    """What both kinds of requests share."""
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _serves_all(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            for name in _NOT_SERVED:
+                if given.get(name):
+                    raise ValueError(f"{name} is not served")
+        return given
+
+
+class TextPart(BaseModel):
+    """A part of a message; only text is served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatBody(Sampled):
+    """`/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    """Whether a tool is called is the template's and the model's matter: none can be forced."""
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """Most output tokens."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+class CompletionBody(Sampled):
+    """`/v1/completions`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = 16
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """Most output tokens."""
+        return self.max_tokens
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """Each prompt by itself."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt  # type: ignore[return-value]
+
+    @model_validator(mode="after")
+    def _few(self) -> CompletionBody:
+        if not 1 <= len(self.prompts) <= MAX_PROMPTS:
+            raise ValueError(f"prompt: 1 to {MAX_PROMPTS} prompts")
+        return self

@@ -1,0 +1,153 @@
+"""The OpenAI-compatible gateway, asked by OpenAI's own client, in front of the whole product with a scripted worker."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from support.conditions import wait_until
+from support.gateway_thread import GatewayThread
+from support.scripted_rows import Limits
+from support.scripted_stack import ScriptedStack
+from support.toy_tokenizer import BOS
+
+SAID = "Hello, world: ďả."
+GREETING: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[ScriptedStack]:
+    with ScriptedStack() as running, running.worker(Limits(num_pages=128)):
+        rendered = running.client.tokenize(GREETING)
+        running.outputs[rendered] = list(SAID.encode())
+        running.outputs[(BOS, *b"abc")] = list(b"defghi")
+        running.outputs[1, 2] = list(b"numbers")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway(stack: ScriptedStack) -> Iterator[GatewayThread]:
+    with GatewayThread(stack.scheduler.target) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(gateway: GatewayThread) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="anything", max_retries=0) as found:
+        yield found
+
+
+def test_models_and_health(client: openai.OpenAI, gateway: GatewayThread) -> None:
+    assert [model.id for model in client.models.list()] == ["toy"]
+    with urllib.request.urlopen(f"{gateway.url}/health", timeout=10) as answer:
+        assert answer.status == 200
+
+
+def test_a_chat_whole_and_streamed(client: openai.OpenAI, stack: ScriptedStack) -> None:
+    answer = client.chat.completions.create(model="toy", messages=GREETING, max_completion_tokens=60)
+    assert answer.choices[0].message.content == SAID
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.object == "chat.completion"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(SAID.encode()) + 1
+    assert answer.usage.prompt_tokens == len(stack.client.tokenize(GREETING))
+    options: Any = {"include_usage": True}
+    chunks = list(client.chat.completions.create(model="toy", messages=GREETING, stream=True, stream_options=options))
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == SAID
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == answer.usage.total_tokens
+
+
+def test_completions_of_texts_and_of_token_ids(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="toy", prompt="abc")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("defghi", "stop")
+    answer = client.completions.create(model="toy", prompt=[[1, 2], [BOS, *b"abc"]], n=2, temperature=0)
+    assert [choice.text for choice in answer.choices] == ["numbers"] * 2 + ["defghi"] * 2
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    texts = dict.fromkeys(range(4), "")
+    for chunk in client.completions.create(model="toy", prompt=[[1, 2], [BOS, *b"abc"]], n=2, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert list(texts.values()) == ["numbers"] * 2 + ["defghi"] * 2
+
+
+def test_stop_length_and_n(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="toy", prompt="abc", stop=["gh"], max_tokens=50)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("def", "stop")
+    answer = client.completions.create(model="toy", prompt="abc", max_tokens=2, n=3)
+    assert [(choice.text, choice.finish_reason) for choice in answer.choices] == [("de", "length")] * 3
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_log_probabilities(client: openai.OpenAI, streams: bool) -> None:
+    options: dict[str, Any] = {"model": "toy", "messages": GREETING, "logprobs": True, "top_logprobs": 2}
+    if streams:
+        chunks = client.chat.completions.create(stream=True, **options)
+        parts = [chunk.choices[0].logprobs for chunk in chunks]
+    else:
+        parts = [client.chat.completions.create(**options).choices[0].logprobs]
+    content = [entry for part in parts if part is not None for entry in part.content or ()]
+    assert [entry.token for entry in content[:5]] == list("Hello")
+    assert content[0].bytes == [ord("H")]
+    assert [len(entry.top_logprobs) for entry in content] == [2] * len(content)
+    assert content[0].top_logprobs[0].logprob == content[0].logprob
+    found = client.completions.create(model="toy", prompt="abc", logprobs=1).choices[0].logprobs
+    assert found is not None
+    assert (found.tokens or [])[:3] == ["d", "e", "f"]
+    assert (found.text_offset or [])[:3] == [0, 1, 2]
+
+
+def test_forms_and_tools_reach_the_server(client: openai.OpenAI, stack: ScriptedStack) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "no such type"}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="toy", messages=GREETING, response_format=form)
+    assert refused.value.param == "json_schema"
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    answer = client.chat.completions.create(model="toy", messages=GREETING, tools=tools, max_completion_tokens=1)
+    assert answer.usage is not None
+
+
+def test_errors_have_openais_shape(client: openai.OpenAI, gateway: GatewayThread, stack: ScriptedStack) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="another", messages=GREETING)
+    assert missing.value.code == "model_not_found"
+    for streams in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(model="toy", prompt="abc", temperature=-1, stream=streams)
+        assert (refused.value.param, refused.value.type) == ("temperature", "invalid_request_error")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="toy", prompt="abc", suffix="x")
+    assert "suffix" in str(refused.value)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="toy", messages=[])
+    assert refused.value.param == "messages"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="toy", prompt="abc", logit_bias={"1": 1}, max_tokens=-5)
+    assert refused.value.param == "max_tokens"
+    for body, status in ((b"{", 400), (b"[]", 400), (b" " * (17 << 20), 413)):
+        request = urllib.request.Request(f"{gateway.url}/v1/completions", body, {"Content-Type": "application/json"})
+        with pytest.raises((urllib.error.HTTPError, urllib.error.URLError)) as wrong:
+            urllib.request.urlopen(request, timeout=10)
+        if isinstance(wrong.value, urllib.error.HTTPError):
+            assert wrong.value.code == status
+            assert "error" in json.loads(wrong.value.read())
+            wrong.value.close()
+    stack.probe()
+
+
+def test_a_caller_that_hangs_up_ends_its_request(client: openai.OpenAI, stack: ScriptedStack) -> None:
+    stack.outputs[7, 7] = [65] * 450
+    with client.completions.create(model="toy", prompt=[7, 7], max_tokens=450, stream=True) as stream:
+        next(iter(stream))
+    stack.wait_idle()
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.05).completions.create(model="toy", prompt=[8, 8], max_tokens=480, n=8)
+    wait_until(lambda: stack.load().num_requests_running == 0, "it ended")
+    stack.wait_idle()
