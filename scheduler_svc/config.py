@@ -52,8 +52,8 @@ class SchedulerConfig(BaseSettings):
     target_inter_token_ms: CountOrZero = Field(
         0, description="how long a step may keep running streams waiting; prompts get what it leaves; 0: no limit"
     )
-    max_queued_requests: CountOrZero = Field(0, description="most requests waiting; 0: no limit")
-    max_queued_tokens: CountOrZero = Field(0, description="most tokens of all requests waiting; 0: no limit")
+    max_queued_requests: CountOrZero = Field(16_384, description="most outputs waiting; 0: no limit")
+    max_queued_tokens: CountOrZero = Field(2**26, description="most tokens of all that wait; 0: no limit")
     page_watermark: Annotated[float, Field(ge=0, le=0.5)] = Field(
         0.01, description="share of a worker's pages left to running requests when another begins"
     )

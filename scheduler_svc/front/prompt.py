@@ -13,14 +13,16 @@ from concurrent.futures import Executor
 from typing import Any
 
 from scheduler_svc.front.chat_template import ChatError
-from scheduler_svc.front.endings import EARLY_SECONDS, deadline_error
-from scheduler_svc.front.errors import InvalidRequestError
+from scheduler_svc.front.endings import DEFAULT_RETRY_MS, EARLY_SECONDS, deadline_error
+from scheduler_svc.front.errors import ExhaustedError, InvalidRequestError, Reason
 from scheduler_svc.front.served_model import ServedModel
 
 INLINE_BYTES = 2048
 """Shorter prompts are tokenized on the loop: that costs less than handing them to a thread."""
 TRUNCATED_TEXT_BYTES = 1024 * 1024
 """With truncation a text may be longer than the model's limit, up to so much."""
+MAX_WAITING_BYTES = 256 * 1024 * 1024
+"""Text that may wait for a thread."""
 
 
 class PromptReader:
@@ -29,11 +31,13 @@ class PromptReader:
     def __init__(self, executor: Executor, chat_executor: Executor) -> None:
         self._executor = executor
         self._chat_executor = chat_executor
+        self._num_waiting_bytes = 0
 
     async def read(self, request: Any, model: ServedModel, *, deadline: float | None = None) -> "array[int]":
         """The token ids of a request's checked prompt (a GenerateRequest or TokenizeRequest), truncated if it says so.
 
-        Raises: InvalidRequestError if the template refuses it or it is far too long; DeadlinePassedError.
+        Raises: InvalidRequestError if the template refuses it or it is far too long; DeadlinePassedError;
+        ExhaustedError.
         """
         loop = asyncio.get_running_loop()
         left = None if deadline is None else deadline - EARLY_SECONDS - loop.time()
@@ -45,10 +49,17 @@ class PromptReader:
         if size <= INLINE_BYTES and not is_chat:
             return prompt_token_ids(request, model)
         executor = self._chat_executor if is_chat else self._executor
+        if self._num_waiting_bytes and self._num_waiting_bytes + size > MAX_WAITING_BYTES:
+            raise ExhaustedError(
+                "too much text waits to be tokenized", reason=Reason.QUEUE_FULL.value, retry_ms=DEFAULT_RETRY_MS
+            )
+        self._num_waiting_bytes += size
         try:
             return await asyncio.wait_for(loop.run_in_executor(executor, prompt_token_ids, request, model), left)
         except asyncio.TimeoutError:
             raise deadline_error("tokenize") from None
+        finally:
+            self._num_waiting_bytes -= size
 
 
 def prompt_token_ids(request: Any, model: ServedModel) -> "array[int]":

@@ -12,11 +12,12 @@ from support.scripted_stack import ScriptedStack, counted, first_ids
 from support.scripted_worker import ScriptedWorker
 
 LIMITS = Limits(num_pages=100, max_num_seqs=8)
+FLAGS = ("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-queued-requests", "0")
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[ScriptedStack]:
-    with ScriptedStack("--max-num-seqs", "4", "--max-num-batched-tokens", "64") as running:
+    with ScriptedStack(*FLAGS) as running:
         with running.worker(LIMITS):  # its limits are the model's
             pass
         yield running

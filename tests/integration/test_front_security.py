@@ -1,8 +1,10 @@
-"""Who gets in: certificates, tokens, tenants and roles, at a real port."""
+"""Who gets in: certificates, tokens, tenants and roles, at a real port; and how much of it."""
 
 import asyncio
 import hashlib
 import sys
+import threading
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ from pagewire.v1 import admin_pb2, admin_pb2_grpc, model_pb2
 from pagewire.v1 import generation_pb2 as pb
 from pagewire_client import AsyncClient, Client, PermissionDeniedError, Tls, UnauthenticatedError, UnavailableError
 from support.certificates import Authority, Pair
-from support.fake_scheduler import FakeScheduler
+from support.fake_scheduler import FakeScheduler, toy_card
 from support.front_stack import details_of, front_stack
 
-from scheduler_svc.front import reloaded_file
+from scheduler_svc.front import prompt, reloaded_file
 from scheduler_svc.front.access import AccessOptions
 from scheduler_svc.front.reloaded_file import FileError
 from scheduler_svc.front.server import Front, FrontOptions
@@ -272,3 +274,21 @@ async def test_headers_have_limits() -> None:
             await call
         assert failed.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         await stack.once(request())
+
+
+async def test_text_that_waits_for_a_thread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(prompt, "MAX_WAITING_BYTES", 10_000)
+    monkeypatch.setattr(prompt, "prompt_token_ids", lambda request, model: gate.wait(20) and array("i", [65]))
+    async with front_stack(FakeScheduler(card=toy_card(max_model_len=8192))) as stack:
+        calls = [asyncio.ensure_future(stack.once(pb.GenerateRequest(text="a" * 4000))) for _ in range(4)]
+        done: set[Any] = set()
+        while len(done) < 2:
+            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        refused: Any = done.pop().exception()
+        assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert details_of(refused)["RetryInfo"].retry_delay.ToMilliseconds() > 0
+        gate.set()
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert sum(isinstance(end, grpc.RpcError) for end in ends) == 2
+        await stack.once(pb.GenerateRequest(text="a" * 4000))
