@@ -15,6 +15,8 @@ def build(path: Path, **options: Any) -> startup.Parts:
         "kv_cache_dtype": "auto",
         "load_format": "auto",
         "tokenizer": None,
+        "quantization": "auto",
+        "quantization_prefill": "auto",
         "enforce_eager": False,
         "kernels": "triton",
         "page_size": 16,
