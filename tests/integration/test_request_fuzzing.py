@@ -12,6 +12,8 @@ from pagewire.v1 import generation_pb2_grpc
 from support.scripted_rows import Limits
 from support.scripted_stack import ScriptedStack
 
+from scheduler_svc.front.logprobs import join_logprobs
+
 METHODS = ("Generate", "GenerateOnce", "GenerateMany", "ResumeGenerate", "CancelRequest", "GetRequest", "Tokenize")
 SERVICE = "/pagewire.v1.GenerationService/"
 MAX_LEN = 96
@@ -53,11 +55,18 @@ sampling = message(
     min_p=sometimes(floats),
     seed=st.integers(0, 2**64 - 1),
     frequency_penalty=sometimes(floats),
+    presence_penalty=sometimes(floats),
     repetition_penalty=sometimes(floats),
+    logit_bias=sometimes(
+        st.dictionaries(st.one_of(st.integers(0, 299), st.integers(0, 2**32 - 1)), floats, max_size=4)
+    ),
+    allowed_token_ids=sometimes(st.lists(st.integers(0, 301), max_size=6)),
+    bad_words=sometimes(st.lists(st.text(alphabet="abK é\0", max_size=4), max_size=3)),
 )
 stop = message(
     pb.StopOptions,
     max_tokens=st.one_of(st.integers(1, 30), sometimes(counts)),
+    min_tokens=sometimes(st.one_of(st.integers(0, 12), counts)),
     stop=sometimes(st.lists(st.text(alphabet="abAB\ufffd é", max_size=3), max_size=18)),
     stop_token_ids=sometimes(st.lists(st.integers(0, 310), max_size=70)),
     ignore_eos=sometimes(st.booleans()),
@@ -66,6 +75,8 @@ stop = message(
 output = message(
     pb.OutputOptions,
     n=sometimes(st.integers(0, 18)),
+    logprobs=sometimes(st.integers(0, 21)),
+    prompt_logprobs=sometimes(st.integers(0, 21)),
     text=sometimes(st.booleans()),
     token_ids=sometimes(st.booleans()),
     prompt_token_ids=sometimes(st.booleans()),
@@ -87,6 +98,22 @@ options = message(
     add_special_tokens=sometimes(st.booleans()),
     continue_final_message=sometimes(st.booleans()),
 )
+structured = st.sampled_from(
+    [
+        {},
+        {"json_object": False},
+        {"json_object": True},
+        {"json_schema": '{"type": "integer"}'},
+        {"json_schema": '{"type": "objct"}'},
+        {"json_schema": '{"$ref": "#"}'},
+        {"regex": "a[b-d]+"},
+        {"regex": "("},
+        {"choice": pb.StructuredOutput.Choice(choices=["yes", "né"])},
+        {"choice": pb.StructuredOutput.Choice()},
+        {"grammar": 'root ::= "a" | "b" root'},
+        {"grammar": "no root"},
+    ]
+).map(lambda found: pb.StructuredOutput(**found))
 chat = message(
     pb.Chat,
     messages=st.lists(
@@ -116,6 +143,7 @@ def requests(draw: st.DrawFn) -> pb.GenerateRequest:
         "stop": draw(stop),
         "output": draw(sometimes(output)),
         "scheduling": draw(sometimes(scheduling)),
+        "structured": draw(sometimes(structured)),
         "model": draw(st.sampled_from([*[""] * 15, "toy", "other"])),
         "adapter": draw(st.sampled_from([*[""] * 15, "x"])),
     }
@@ -138,6 +166,10 @@ def streamed(stub: Any, request: pb.GenerateRequest) -> pb.GenerateOnceResponse:
             assert not joined.outputs[event.delta.index].HasField("finished"), "text behind the ending"
             joined.outputs[event.delta.index].text += event.delta.text
             joined.outputs[event.delta.index].token_ids.extend(event.delta.token_ids)
+            if event.delta.HasField("logprobs"):
+                join_logprobs(joined.outputs[event.delta.index].logprobs, event.delta.logprobs)
+        elif kind == "prompt_logprobs":
+            join_logprobs(joined.prompt_logprobs, event.prompt_logprobs.logprobs)
         else:
             assert request.output.progress_events
     assert joined.HasField("summary")
