@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pagewire_kernels import load_kernels
 from support.gpu_parts import build
 from support.plan_driver import Generation, PlanMaker, drive, generate
+from support.rule_distribution import CASES, check_rule_distribution
 from support.tiny_models import EOS_ID, make_model, random_prompt
 
 from gpu_worker.batch_plan import RowLogprobs, RowOptions, int32s
@@ -113,3 +116,8 @@ def test_forms_are_kept_as_on_a_cpu(on_gpu: ModelRunner, on_cpu: ModelRunner) ->
     for _ in range(2):
         assert generate(on_gpu, structured()) == expected
     assert generate(on_gpu, structured(), chunk=7, seed=3) == expected
+
+
+@pytest.mark.parametrize(("options", "parameters"), CASES)
+def test_rows_with_options_have_exact_probabilities(options: dict[str, Any], parameters: dict[str, float]) -> None:
+    check_rule_distribution(load_kernels("triton"), options, parameters, "cuda", rows=20_000)
