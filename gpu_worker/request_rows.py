@@ -13,8 +13,10 @@ for two rows.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows, RowOptions, int32s
 from gpu_worker.errors import PlanRefusedError
@@ -24,6 +26,9 @@ MAX_WORD_TOKENS = 64
 """Of a bad word."""
 MAX_LOGPROBS = 20
 """Likeliest tokens a row may ask for at each position."""
+
+
+_FEW_IDS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +182,7 @@ class RequestRows:
         held = np.arange(int(columns.max()) + 1) < self.num_pages[rows][:, None]
         again = (self.page_tables[rows, : held.shape[1]] == pages[:, None]) & held
         pairs = rows.astype(np.int64) * self.limits.num_pages + pages
-        if again.any() or len(np.unique(pairs)) != len(pairs):
+        if again.any() or _names_twice(pairs):
             raise PlanRefusedError("append_pages: a page twice in one row's table")
         self.page_tables[rows, columns] = pages
         np.add.at(self.num_pages, rows, 1)
@@ -246,7 +251,7 @@ class RequestRows:
             raise PlanRefusedError("a row has too few pages for the tokens it computes")
         if (starts % page_size == 0).any():
             written = self.page_tables[rows, starts // page_size]
-            if len(np.unique(written)) != len(written):
+            if _names_twice(written):
                 raise PlanRefusedError("two rows would write one page")
         self.num_computed[rows] = starts + 1
         self.num_tokens[rows] += 1
@@ -302,7 +307,7 @@ class RequestRows:
         counts = (ends - 1) // page_size - firsts + 1
         columns = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts - firsts, counts)
         written = self.page_tables[np.repeat(rows, counts), columns]
-        if len(np.unique(written)) != len(written):
+        if _names_twice(written):
             raise PlanRefusedError("two rows would write one page")
 
 
@@ -348,12 +353,19 @@ def _check_range(name: str, ids: Int32s, size: int) -> None:
 
 def _check_ids(name: str, ids: Int32s, size: int) -> None:
     _check_range(name, ids, size)
-    if len(np.unique(ids)) != len(ids):
+    if _names_twice(ids):
         raise PlanRefusedError(f"{name}: an id twice")
+
+
+def _names_twice(ids: npt.NDArray[np.integer[Any]]) -> bool:
+    """Whether an id comes twice; of a few, a set tells it in a tenth of the time that sorting takes."""
+    return (len(set(ids.tolist())) if len(ids) < _FEW_IDS else len(np.unique(ids))) != len(ids)
 
 
 def _rank_in_group(rows: Int32s) -> Int32s:
     """For each entry how many earlier entries name the same row."""
+    if (rows == rows[0]).all():
+        return np.arange(len(rows), dtype=np.int32)
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
