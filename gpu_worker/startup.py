@@ -73,6 +73,9 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     kernels = load_kernels(kernels_name)
     if kernels.name == "cpu":
         warn("there is no C compiler (cc): the CPU kernels are slower than they could be")
+    checkpoint.keep_quantized(
+        lambda bits, group_size, has_offsets: kernels.takes_quantized(bits, group_size, has_offsets, dtype)
+    )
     try:
         model = LlamaModel(
             checkpoint.config,

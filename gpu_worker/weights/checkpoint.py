@@ -5,7 +5,7 @@ Tensors are memory-mapped and handed out one at a time, so that loading needs ab
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +33,10 @@ class TextAssets:
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
 
 
+TakesQuantized = Callable[[int, int, bool], bool]
+"""(bits, group size, whether there are offsets) -> whether products are computed from such codes."""
+
+
 class Checkpoint(Protocol):
     """A checkpoint opened for reading."""
 
@@ -44,6 +48,10 @@ class Checkpoint(Protocol):
     """The word that ``--quantization`` knows it by: ``none``, ``gguf``, ``awq``, ``gptq``, ..."""
     quantized_modules: Collection[str]
     """Modules whose weights ``read_quantized`` gives, and ``names`` does not list; for example ``lm_head``."""
+
+    def keep_quantized(self, takes: TakesQuantized) -> None:
+        """Call before reading: formats that can be dequantised instead stay quantised as far as ``takes`` says."""
+        ...
 
     def names(self) -> Sequence[str]:
         """Names of all tensors that ``read`` gives."""

@@ -15,7 +15,7 @@ from pagewire_kernels import QuantizedWeight
 
 from gpu_worker.errors import ModelLoadError
 from gpu_worker.model_config import from_hf_config
-from gpu_worker.weights.checkpoint import TextAssets
+from gpu_worker.weights.checkpoint import TakesQuantized, TextAssets
 from gpu_worker.weights.hf_text import read_text_assets
 from gpu_worker.weights.safetensors import read_json
 
@@ -57,6 +57,9 @@ class DummyCheckpoint:
         self.quantized_modules = tuple(
             f"model.layers.{layer}.{name}" for layer in range(self.config.num_layers) for name in _PROJECTIONS
         )
+
+    def keep_quantized(self, takes: TakesQuantized) -> None:
+        """Nothing is quantised."""
 
     def names(self) -> Sequence[str]:
         return ()

@@ -1,8 +1,9 @@
 """Reads a GGUF file of the llama architecture.
 
-Weights are dequantised tensor by tensor. The writer of GGUF files stores the rows of the query and key projections with
-each head's rotary pairs interleaved; they are put back into half-split order here. The tokenizer and the configuration
-come from the file's metadata.
+Matrices stay quantised where the kernel set has products for their type, and are dequantised otherwise; the embedding
+always is, and a head tied to it is a product of its own over the file's codes. The writer of GGUF files stores the rows
+of the query and key projections with each head's rotary pairs interleaved; they are put back into half-split order
+here. The tokenizer and the configuration come from the file's metadata.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,8 +14,9 @@ from pagewire_kernels import QuantizedWeight
 
 from gpu_worker.errors import ModelLoadError
 from gpu_worker.model_config import ModelConfig, RopeConfig
-from gpu_worker.weights.checkpoint import ByteRange, TextAssets, digest_content
+from gpu_worker.weights.checkpoint import ByteRange, TakesQuantized, TextAssets, digest_content
 from gpu_worker.weights.dequantize import dequantize
+from gpu_worker.weights.gguf_blocks import FORMS, unpack_blocks
 from gpu_worker.weights.gguf_file import GgufTensor, read_gguf
 from gpu_worker.weights.gguf_tokenizer import read_text_assets
 
@@ -30,6 +32,7 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 _ROPE_DIVISORS = "rope_freqs.weight"
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SUPPORTED = (*_FLOATS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -51,23 +54,45 @@ class GgufCheckpoint:
                 self._tensors[_translate(path, tensor.name)] = tensor
         self.config = self._read_config()
         quantized = {tensor.kind.name for tensor in self._tensors.values()} - _FLOATS.keys()
-        self.quantized_modules: Collection[str] = ()
+        self.quantized_modules: Collection[str] = frozenset()
         self.quantization_method = "gguf"
         self.quantization = f"gguf {'+'.join(sorted(quantized))}" if quantized else ""
 
+    def keep_quantized(self, takes: TakesQuantized) -> None:
+        kept = {name.removesuffix(".weight") for name, tensor in self._tensors.items() if _is_kept(tensor, takes)}
+        if self.config.tie_word_embeddings and _EMBEDDING in kept:
+            kept.add(_HEAD)
+        self.quantized_modules = frozenset(kept - {_EMBEDDING})
+
     def names(self) -> Sequence[str]:
-        return sorted(self._tensors)
+        return sorted(name for name in self._tensors if name.removesuffix(".weight") not in self.quantized_modules)
 
     def read(self, name: str) -> torch.Tensor:
         values = self._floats(self._tensors[name])
+        reordered = self._reordered(name, values)
+        return values if reordered is None else reordered
+
+    def _reordered(self, name: str, values: torch.Tensor) -> torch.Tensor | None:
+        """Rows of query and key projections in half-split order; None for other tensors."""
         if ".q_proj." in name:
             return self._split_halves(name, values, self.config.num_heads)
         if ".k_proj." in name:
             return self._split_halves(name, values, self.config.num_kv_heads)
-        return values
+        return None
 
     def read_quantized(self, module: str, num_outputs: int, num_inputs: int, device: torch.device) -> QuantizedWeight:
-        raise ModelLoadError(f"{self.path}: {module!r} is not kept quantised")
+        name = f"{_EMBEDDING if module == _HEAD and self.config.tie_word_embeddings else module}.weight"
+        tensor = self._tensors[name]
+        if tensor.shape != (num_outputs, num_inputs):
+            wanted = [num_outputs, num_inputs]
+            raise ModelLoadError(
+                f"{self.path}: tensor {name!r} has shape {list(tensor.shape)}; the config asks for {wanted}"
+            )
+        weight = unpack_blocks(self._file.raw(tensor), tensor.kind.name)
+        if not bool(weight.scales.isfinite().all()):
+            raise ModelLoadError(f"{self.path}: tensor {name!r} holds scales that are NaN or infinite")
+        rows = self._reordered(name, torch.arange(num_outputs))
+        return (weight if rows is None else weight.select_outputs(rows)).to(device)
 
     def text_assets(self) -> TextAssets:
         return read_text_assets(self.path, self._file.metadata)
@@ -161,6 +186,11 @@ class GgufCheckpoint:
                 f"{self.path}: tensor {_ROPE_DIVISORS!r} has {len(values)} values; {head_dim // 2} are needed"
             )
         return values
+
+
+def _is_kept(tensor: GgufTensor, takes: TakesQuantized) -> bool:
+    form = FORMS.get(tensor.kind.name)
+    return form is not None and takes(form.bits, form.group_size, form.has_offsets)
 
 
 def _translate(path: Path, name: str) -> str:

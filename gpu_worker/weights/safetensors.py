@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from gpu_worker.errors import ModelLoadError
 from gpu_worker.model_config import from_hf_config
-from gpu_worker.weights.checkpoint import ByteRange, TextAssets, digest_content
+from gpu_worker.weights.checkpoint import ByteRange, TakesQuantized, TextAssets, digest_content
 from gpu_worker.weights.hf_text import read_text_assets
 from gpu_worker.weights.quantization import read_format
 from gpu_worker.weights.stored_module import StoredModule
@@ -52,6 +52,9 @@ class SafetensorsCheckpoint:
         self.quantization = "" if self._format is None else self._format.label
         self.quantization_method = "none" if self._format is None else self._format.method
         self.quantized_modules: Collection[str] = self._find_quantized()
+
+    def keep_quantized(self, takes: TakesQuantized) -> None:
+        """All that is quantised stays so."""
 
     def names(self) -> Sequence[str]:
         return sorted(name for name in self._files if not self._is_part(name))

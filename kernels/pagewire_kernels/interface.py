@@ -144,6 +144,10 @@ class KernelSet(Protocol):
         """``x @ weight.T + bias``. x [T, in], weight [out, in], bias [out] -> [T, out] in x's dtype."""
         ...
 
+    def takes_quantized(self, bits: int, group_size: int, has_offsets: bool, dtype: torch.dtype) -> bool:
+        """Whether ``prepare_quantized`` keeps such a weight as it is; where not, it keeps the dequantised weight."""
+        ...
+
     def prepare_quantized(self, weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedProduct:
         """Repack a weight for products with inputs of ``dtype``, once, when it is loaded.
 

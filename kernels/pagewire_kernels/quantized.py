@@ -51,6 +51,11 @@ class QuantizedWeight:
     def is_float8(self) -> bool:
         return self.codes.dtype == torch.float8_e4m3fn
 
+    def to(self, device: torch.device) -> "QuantizedWeight":
+        parts = ("codes", "scales", "zeros", "offsets", "perm")
+        tensors = {name: getattr(self, name) for name in parts}
+        return replace(self, **{name: part.to(device) for name, part in tensors.items() if part is not None})
+
     def select_outputs(self, rows: slice | torch.Tensor) -> "QuantizedWeight":
         """The rows given, in their order: a shard of the outputs, or heads in another order."""
         return replace(

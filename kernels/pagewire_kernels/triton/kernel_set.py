@@ -68,6 +68,9 @@ class TritonKernels:
             return skinny_linear.skinny_linear(x, weight, bias, self._zeros(skinny_linear.MAX_COUNTERS, x.device))
         return F.linear(x, weight, bias)
 
+    def takes_quantized(self, bits: int, group_size: int, has_offsets: bool, dtype: torch.dtype) -> bool:
+        return False
+
     def prepare_quantized(self, weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedProduct:
         """Packed where the layout holds the weight, else as floats."""
         try:

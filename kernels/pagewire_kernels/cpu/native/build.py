@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("kernels.c", "kernels.inc")
+_SOURCES = ("kernels.c", "kernels.inc", "quantized.inc")
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC")
 _COMPILE_SECONDS = 120
 

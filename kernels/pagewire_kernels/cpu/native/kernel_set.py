@@ -13,8 +13,10 @@ import torch
 
 from pagewire_kernels.cpu.attention import attend_chunks
 from pagewire_kernels.cpu.kernel_set import CpuKernels
+from pagewire_kernels.cpu.native import quantized_linear
 from pagewire_kernels.cpu.native.build import load_library
-from pagewire_kernels.interface import AttentionBatch, QkNorm
+from pagewire_kernels.interface import AttentionBatch, QkNorm, QuantizedProduct
+from pagewire_kernels.quantized import QuantizedWeight
 
 _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _MAX_ROWS, _MAX_DIM = 64, 256
@@ -44,6 +46,9 @@ class NativeCpuKernels(CpuKernels):
             for name, arguments in _ARGUMENTS.items()
             for dtype, suffix in _SUFFIXES.items()
         }
+        self._quantized_linear = None
+        if library["quantized_linear_is_built"]():
+            self._quantized_linear = _function(library, "quantized_linear", quantized_linear.ARGUMENTS)
         self._items_of: tuple[AttentionBatch, torch.Tensor, bool] | None = None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -55,6 +60,15 @@ class NativeCpuKernels(CpuKernels):
         if x.dtype not in _SUFFIXES or not (x.is_contiguous() and residual.is_contiguous()):
             return super().add_rms_norm(x, residual, weight, eps)
         return self._norm(x.data_ptr(), residual, weight, eps)
+
+    def takes_quantized(self, bits: int, group_size: int, has_offsets: bool, dtype: torch.dtype) -> bool:
+        return self._quantized_linear is not None and quantized_linear.suits(group_size, dtype)
+
+    def prepare_quantized(self, weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedProduct:
+        suits = quantized_linear.suits(weight.group_size, dtype) and weight.shape[1] % quantized_linear.MIN_INPUTS == 0
+        if self._quantized_linear is None or weight.is_float8 or not suits:
+            return super().prepare_quantized(weight, dtype)
+        return quantized_linear.NativeQuantizedProduct(weight, self._quantized_linear)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         if gate_up.dtype not in _SUFFIXES or not gate_up.is_contiguous():

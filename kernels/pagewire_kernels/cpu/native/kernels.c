@@ -87,3 +87,5 @@ static inline __attribute__((always_inline)) void add_weighted(
 #define STORE to_bf16
 #define NAME(name) name##_bfloat16
 #include "kernels.inc"
+
+#include "quantized.inc"
