@@ -164,8 +164,11 @@ def packed_tiles(num_rows: int, num_tiles: int, num_chunks: int, hip: bool) -> P
     most = max(1, num_chunks // 4)
     if rows == 16:
         return PackedTiles(outputs=128, rows=16, splits=min(8, most), warps=8, stages=3)
+    if rows == 64 and num_chunks >= 64:
+        return PackedTiles(outputs=128, rows=64, splits=8, warps=4, stages=3)
     splits = 8 if rows == 32 and num_tiles <= 64 else 4 if num_rows <= 128 else 2
-    return PackedTiles(outputs=64, rows=rows, splits=min(splits, most), warps=4, stages=4 if rows < 128 else 3)
+    stages = 4 if rows == 32 or (rows == 64 and num_tiles <= 64) else 3
+    return PackedTiles(outputs=64, rows=rows, splits=min(splits, most), warps=4, stages=stages)
 
 
 def packed_linear(
