@@ -43,6 +43,23 @@ def _unpack(words, zeros, PLANE: tl.constexpr, BF16: tl.constexpr, ASM: tl.const
 
 
 @triton.jit
+def _planes(words, zeros, SUBGROUP: tl.constexpr, SUBGROUPS: tl.constexpr, BF16: tl.constexpr, ASM: tl.constexpr):
+    """The numbers of a subgroup's planes side by side: [outputs, 32 planes]. No number leaves its lane."""
+    OUTPUTS: tl.constexpr = words.shape[0]
+    FIRST: tl.constexpr = SUBGROUP * 4 // SUBGROUPS
+    first = _unpack(words, zeros, FIRST, BF16, ASM)
+    if SUBGROUPS == 4:
+        return first
+    elif SUBGROUPS == 2:
+        pair = tl.join(first, _unpack(words, zeros, FIRST + 1, BF16, ASM))
+        return tl.reshape(tl.permute(pair, (0, 2, 1)), [OUTPUTS, 64])
+    else:
+        pair = tl.join(first, _unpack(words, zeros, 1, BF16, ASM))
+        other = tl.join(_unpack(words, zeros, 2, BF16, ASM), _unpack(words, zeros, 3, BF16, ASM))
+        return tl.reshape(tl.permute(tl.join(pair, other), (0, 3, 2, 1)), [OUTPUTS, 128])
+
+
+@triton.jit
 def _split_scale(word, BF16: tl.constexpr, SCALE_BF16: tl.constexpr):
     """Scale in float32 and zero in the rows' dtype."""
     if SCALE_BF16:
@@ -93,7 +110,7 @@ def packed_linear_kernel(
     block = tl.minimum(outputs // 64, LAST_TILE).to(tl.int64) * CHUNKS
     words_of = words_ptr + (block * 2048 + outputs % 64 * 32)[:, None] + column[None, :]
     scales_of = scales_ptr + block * (64 * SUBGROUPS) + outputs % 64
-    x_of = x_ptr + tl.minimum(rows, num_rows - 1).to(tl.int64)[None, :] * X_STRIDE + column[:, None]
+    x_of = x_ptr + tl.minimum(rows, num_rows - 1).to(tl.int64)[None, :] * X_STRIDE
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -105,14 +122,14 @@ def packed_linear_kernel(
         words = tl.load(words_of + chunk * 2048, eviction_policy="evict_first")
         for subgroup in tl.static_range(SUBGROUPS):
             scale, zeros = _split_scale(tl.load(scales_of + (chunk * SUBGROUPS + subgroup) * 64), BF16, SCALE_BF16)
-            part = tl.zeros([OUTPUTS, ROWS], tl.float32)
-            for plane in tl.static_range(subgroup * 4 // SUBGROUPS, (subgroup + 1) * 4 // SUBGROUPS):
-                first = x_chunk * 128 + plane * 32
-                if NUM_INPUTS % 128 == 0:
-                    x = tl.load(x_of + first)
-                else:
-                    x = tl.load(x_of + first, mask=(column < NUM_INPUTS - first)[:, None], other=0.0)
-                part = tl.dot(_unpack(words, zeros[:, None], plane, BF16, ASM), x, part)
+            first = x_chunk * 128 + subgroup * (128 // SUBGROUPS)
+            inputs = tl.arange(0, 128 // SUBGROUPS)
+            if NUM_INPUTS % 128 == 0:
+                x = tl.load(x_of + (first + inputs)[:, None])
+            else:
+                x = tl.load(x_of + (first + inputs)[:, None], mask=(inputs < NUM_INPUTS - first)[:, None], other=0.0)
+            numbers = _planes(words, zeros[:, None], subgroup, SUBGROUPS, BF16, ASM)
+            part = tl.dot(numbers, x)
             sums += part * scale[:, None]
 
     exists = (rows < num_rows)[None, :] & (outputs < NUM_OUTPUTS)[:, None]
