@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-ROWS = (1, 2, 7, 8, 9, 16, 33, 64, 100, 128, 200, 257, 600)
+ROWS = (1, 2, 7, 8, 9, 16, 33, 64, 100, 128, 200, 257, 385, 600)
 MODEL_SIZES = ((6144, 4096), (4096, 14336), (28672, 4096), (15360, 5120), (5120, 13824), (1024, 3072))
 
 
@@ -29,7 +29,7 @@ def test_every_form(kernels: TritonKernels, form: tuple[int, int, int, int, bool
     for scale_dtype in (torch.float16, torch.bfloat16):
         weight = quantized_weight(*form[:4], permuted=form[4], scale_dtype=scale_dtype, device="cuda")
         check_floats(kernels, weight, dtype)
-        check_products(kernels, weight, dtype, rows=(1, 8, 20, 70, 300))
+        check_products(kernels, weight, dtype, rows=(1, 8, 20, 70, 400))
 
 
 @pytest.mark.parametrize("size", MODEL_SIZES, ids=str)
@@ -61,7 +61,7 @@ def test_rows_past_the_last_are_neither_read_nor_written(kernels: TritonKernels)
 def test_a_product_in_a_graph_follows_its_inputs(kernels: TritonKernels) -> None:
     weight = quantized_weight(512, 1024, 128, 4, permuted=True, device="cuda")
     product = kernels.prepare_quantized(weight, torch.bfloat16)
-    for rows in (4, 40, 400):
+    for rows in (4, 40, 600):
         x = torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16)
         product(x, None)
         graph = torch.cuda.CUDAGraph()

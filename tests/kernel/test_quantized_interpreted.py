@@ -36,10 +36,10 @@ def test_products_of_many_rows_use_floats_made_by_panels_or_kept(
 ) -> None:
     monkeypatch.setattr("pagewire_kernels.triton.quantized_linear.PANEL_BYTES", 64 * 256 * 2)
     weight = quantized_weight(192, 256, 128, 4, permuted=True)
-    check_products(kernels, weight, torch.float16, rows=(300,))
+    check_products(kernels, weight, torch.float16, rows=(400,))
     product = kernels.prepare_quantized(weight, torch.float16)
     assert isinstance(product, PackedProduct)
-    x = torch.randn(300, 256).half()
+    x = torch.randn(400, 256).half()
     by_panels, bytes_before = product(x, None), product.num_bytes
     product.keep_floats()
     assert product.num_bytes == bytes_before + product.num_float_bytes == bytes_before + 192 * 256 * 2

@@ -172,20 +172,20 @@ def packed_tiles(num_rows: int, num_tiles: int, num_chunks: int, hip: bool) -> P
     rows = min(max(16, next_power_of_two(num_rows)), MAX_TILE_ROWS)
     if hip:
         return PackedTiles(outputs=64, rows=min(rows, 64), splits=1, warps=4, stages=1)
-    if num_tiles >= 256:
-        if rows == 32:
-            return PackedTiles(outputs=128, rows=32, splits=1, warps=8, stages=3)
-        if 32 < num_rows <= 128:
-            return PackedTiles(outputs=128, rows=64, splits=1, warps=4, stages=3)
-        return PackedTiles(outputs=64, rows=rows, splits=1, warps=4, stages=4 if rows == 16 else 3)
+    is_wide, is_narrow = num_tiles >= 256, num_tiles <= 64
     most = max(1, num_chunks // 4)
+    if rows == MAX_TILE_ROWS:
+        splits = 1 if is_wide else 4 if is_narrow and num_rows <= rows else 2
+        return PackedTiles(outputs=64, rows=rows, splits=min(splits, most), warps=4, stages=3)
+    if is_wide:
+        splits = 2 if rows == 16 else 1
+        return PackedTiles(outputs=128, rows=rows, splits=min(splits, most), warps=4, stages=3 if rows == 16 else 4)
     if rows == 16:
-        return PackedTiles(outputs=128, rows=16, splits=min(8, most), warps=8, stages=3)
+        return PackedTiles(outputs=128, rows=rows, splits=min(8, most), warps=8 if is_narrow else 4, stages=3)
     if rows == 64 and num_chunks >= 64:
-        return PackedTiles(outputs=128, rows=64, splits=8, warps=4, stages=3)
-    splits = 8 if rows == 32 and num_tiles <= 64 else 4 if num_rows <= 128 else 2
-    stages = 4 if rows == 32 or (rows == 64 and num_tiles <= 64) else 3
-    return PackedTiles(outputs=64, rows=rows, splits=min(splits, most), warps=4, stages=stages)
+        return PackedTiles(outputs=128, rows=rows, splits=8, warps=4, stages=3)
+    splits = 8 if rows == 32 and is_narrow else 4
+    return PackedTiles(outputs=64, rows=rows, splits=min(splits, most), warps=4, stages=4 if is_narrow else 3)
 
 
 def packed_linear(

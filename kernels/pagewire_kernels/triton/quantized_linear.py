@@ -18,9 +18,9 @@ from pagewire_kernels.triton.unpack_weight import unpack_tiles
 
 PANEL_BYTES = 128 << 20
 """Scratch for the floats of one panel."""
-MAX_PACKED_ROWS = 64
+MAX_PACKED_ROWS = 128
 """Rows up to which codes are multiplied as they are, where there is a copy in floats..."""
-MAX_PACKED_ROWS_ALONE = 256
+MAX_PACKED_ROWS_ALONE = 384
 """... and where there is none, which costs as much as writing one."""
 
 
