@@ -22,7 +22,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo serve stack check format test coverage test-gpu bench soak protos clean
+.PHONY: help setup demo serve stack check format test test-clients coverage test-gpu bench soak protos clean
 .PHONY: formatted lint types imports protos-lint breaking drift spelling deployment
 
 help: ## list the targets
