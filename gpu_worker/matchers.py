@@ -11,8 +11,11 @@ any more, so that its row alone fails.
 Invariant: one thread at a time uses a matcher: the compiling one until the row is ready, then the advancing one.
 """
 
+import queue
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +30,35 @@ if TYPE_CHECKING:
 
 ReadTokens = Callable[[], tuple[Int32s, Int32s]]
 """Waits for a step; token ids and statuses of the rows that sampled."""
+
+
+class _Thread:
+    """Runs tasks in order; started by the first. Unlike an executor's it ends with the process, also if the device it
+    waits for never answers."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: queue.SimpleQueue[tuple[Future[None], Callable[[], None]]] | None = None
+
+    def submit(self, task: Callable[[], None]) -> "Future[None]":
+        """Done when the task has run, whatever became of it."""
+        if self._tasks is None:
+            self._tasks = queue.SimpleQueue()
+            threading.Thread(target=self._run, args=(self._tasks,), name=self._name, daemon=True).start()
+        future: Future[None] = Future()
+        self._tasks.put((future, task))
+        return future
+
+    @staticmethod
+    def _run(tasks: "queue.SimpleQueue[tuple[Future[None], Callable[[], None]]]") -> None:
+        while True:
+            future, task = tasks.get()
+            try:
+                task()
+            except BaseException as error:  # whatever it is, also a panic of the library: its rows allow nothing then
+                future.set_exception(error)
+            else:
+                future.set_result(None)
 
 
 class _RowMatcher:
@@ -49,8 +81,8 @@ class Matchers:
         self._vocabulary = vocabulary
         self._nothing = np.zeros(num_words(vocab_size), dtype=np.int32)
         self._rows: dict[int, _RowMatcher] = {}
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._advancing = ThreadPoolExecutor(1, thread_name_prefix="matchers")
+        self._compiling = _Thread("grammars")
+        self._advancing = _Thread("matchers")
 
     def __contains__(self, row: int) -> bool:
         return row in self._rows
@@ -62,7 +94,7 @@ class Matchers:
     def begin(self, row: int, grammar: str, output: Int32s) -> None:
         """A row with a grammar begins, with the output it has so far."""
         entry = self._rows[row] = _RowMatcher(self._nothing)
-        entry.ready = self._compiling.submit(self._compile, entry, grammar, output.tolist())
+        entry.ready = self._compiling.submit(partial(self._compile, entry, grammar, output.tolist()))
 
     def release(self, row: int) -> None:
         """A row ends; one without a grammar may be named too."""
@@ -80,7 +112,7 @@ class Matchers:
             return
         entries = [(place, self._rows[row]) for place, row in enumerate(sampled_rows.tolist()) if row in self._rows]
         if entries:
-            done = self._advancing.submit(self._take, entries, read)
+            done = self._advancing.submit(partial(self._take, entries, read))
             for _, entry in entries:
                 entry.ready = done
 

@@ -69,32 +69,26 @@ def try_grammar(tokenizer: LLTokenizer, grammar: str) -> None:
     """Raises: RefusedError if a worker could not follow it."""
     deadline = time.process_time() + _TRIAL_SECONDS
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+    ends = sum(1 << token_id for token_id in set(tokenizer.eos_tokens))
     numbers = random.Random(0)  # the same trial for everybody
     for _ in range(_TRIAL_TOKENS):
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             error = matcher.get_error()
             raise RefusedError(_NOTHING if error.startswith("NoExtension") else error)
-        token_id = _some_token(mask, tokenizer.eos_tokens, numbers)
-        if token_id is None:
+        allowed = int.from_bytes(mask, "little") & ~ends
+        if not allowed:
             break
-        matcher.consume_token(token_id)
+        matcher.consume_token(_next_bit(allowed, numbers.randrange(8 * len(mask))))
         if time.process_time() > deadline:
             raise RefusedError("it takes too much time to follow")
 
 
-def _some_token(mask: bytes, eos_token_ids: list[int], numbers: random.Random) -> int | None:
-    """One of the tokens that go on; None where nothing but the end is allowed."""
-    left = bytearray(mask)
-    for token_id in eos_token_ids:
-        left[token_id // 8] &= ~(1 << token_id % 8)
-    start = numbers.randrange(len(left))
-    for place in (*range(start, len(left)), *range(start)):
-        if left[place]:
-            bits = [bit for bit in range(8) if left[place] >> bit & 1]
-            found: int = 8 * place + numbers.choice(bits)
-            return found
-    return None
+def _next_bit(bits: int, start: int) -> int:
+    """The first bit that is set at ``start`` or behind it, else the first of all."""
+    behind = bits >> start
+    lowest = behind & -behind if behind else bits & -bits
+    return lowest.bit_length() - 1 + (start if behind else 0)
 
 
 def _prepare(first: dict[str, Any]) -> Answer:
