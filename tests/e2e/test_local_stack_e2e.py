@@ -171,6 +171,18 @@ def test_grpc_web_as_a_browser_sends_it(graph: Graph) -> None:
     assert events[-1].summary.usage.output_tokens == 4
 
 
+@pytest.mark.skipif(program("prometheus") is None, reason="there is no prometheus: apt-get install prometheus")
+def test_prometheus_scrapes_and_knows_the_rules(graph: Graph) -> None:
+    def is_up(job: str) -> bool:
+        found = graph.ask("GET", f"/api/v1/query?query=up%7Bjob%3D%22{job}%22%7D", None, port=9090)[1]["data"]["result"]
+        return bool(found) and found[0]["value"][1] == "1"
+
+    poll_until(lambda: is_up("pagewire") and is_up("envoy"), "Prometheus scrapes both", 30)
+    groups = graph.ask("GET", "/api/v1/rules", None, port=9090)[1]["data"]["groups"]
+    assert groups
+    assert all(rule["health"] != "err" for group in groups for rule in group["rules"])
+
+
 def test_drain_and_restart_lose_no_stream(graph: Graph) -> None:
     """SIGTERM to the scheduler while streams run: they end in full; the replacement serves through the same Envoy."""
     started, texts = threading.Barrier(5), []
