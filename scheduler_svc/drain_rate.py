@@ -1,21 +1,25 @@
-"""How soon a refused caller should try again, from how fast requests end."""
+"""How soon a refused caller should try again, from how fast requests leave what is full.
+
+A full queue is left by the outputs that begin for the first time and by those that end before; a tenant's share of
+requests by those that end. What is preempted comes back by itself and is not counted.
+"""
 
 from collections import deque
 
 _LEAST_MS, _USUAL_MS, _MOST_MS = 100, 1000, 30_000
-_NUM_ENDS = 64
+_NUM_LEFT = 64
 
 
 class DrainRate:
     def __init__(self) -> None:
-        self._ends: deque[float] = deque(maxlen=_NUM_ENDS)
+        self._left: deque[float] = deque(maxlen=_NUM_LEFT)
 
-    def count_end(self, now: float) -> None:
-        self._ends.append(now)
+    def count(self, now: float) -> None:
+        self._left.append(now)
 
     def retry_ms(self, num_waiting: int, now: float) -> int:
         """Time in which half of the waiting requests are served, by the measured rate."""
-        if len(self._ends) < 2 or now <= self._ends[0]:
+        if len(self._left) < 2 or now <= self._left[0]:
             return _USUAL_MS
-        seconds_each = (now - self._ends[0]) / len(self._ends)
+        seconds_each = (now - self._left[0]) / len(self._left)
         return int(min(_MOST_MS, max(_LEAST_MS, seconds_each * num_waiting / 2 * 1000)))

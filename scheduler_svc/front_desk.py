@@ -62,7 +62,7 @@ class FrontDesk:
         self._core = core
         self._link = link
         self._unavailable_retry_ms = unavailable_retry_ms
-        self._rate = DrainRate()
+        self._queue_rate, self._end_rate = DrainRate(), DrainRate()
         self._quotas = Quotas()
         self._log = structlog.get_logger()
 
@@ -193,7 +193,7 @@ class FrontDesk:
         """When to try again, in milliseconds, if the tenant may not begin another request now."""
         tenant, most = submission.tenant, submission.max_tenant_requests
         if most and self.requests.num_of(tenant) >= most:
-            return self._rate.retry_ms(self.requests.num_of(tenant), now)
+            return self._end_rate.retry_ms(self.requests.num_of(tenant), now)
         seconds = self._quotas.take(tenant, submission.tenant_requests_per_minute, now)
         return int(seconds * 1000) + 1 if seconds else None
 
@@ -260,7 +260,7 @@ class FrontDesk:
     def _retry_ms(self, code: Code, now: float) -> int | None:
         if code != Code.RESOURCE_EXHAUSTED:
             return None
-        return self._rate.retry_ms(self._core.num_waiting, now)
+        return self._queue_rate.retry_ms(self._core.num_waiting, now)
 
     def _abandon(self, request: Request, now: float) -> None:
         """Ends a request without waiting for the core, which failed on it."""
@@ -313,6 +313,7 @@ class FrontDesk:
         if isinstance(event, Admitted):
             output.running, output.worker_id = True, event.worker_id
             if not event.resumed:
+                self._queue_rate.count(now)
                 output.num_cached_tokens = event.num_cached_tokens
                 self.metrics.requests.begun(output)
             kind = "admitted"
@@ -331,6 +332,8 @@ class FrontDesk:
             self.metrics.steps.cancelled(output, now)
         self.metrics.requests.output_ended(ended)
         output.ended, output.running = ended, False
+        if ended.admitted_at is None:
+            self._queue_rate.count(now)
         box = self._link.outbox(request.front_id)
         box.add_event(codec.output_ended(key, output.index, ended, request.cancelled_elsewhere))
         if not request.is_over:
@@ -341,7 +344,7 @@ class FrontDesk:
         self.ended.keep(request, now)
         self.resumptions.keep(request, now)
         self.requests.remove(request)
-        self._rate.count_end(now)
+        self._end_rate.count(now)
         self.metrics.requests.request_ended(request, summary)
 
 

@@ -97,6 +97,7 @@ class Queries:
         request = self._find(query, now)
         keys = [] if request is None else [output.key for output in request.outputs]
         found = [(index, decision) for index, key in enumerate(keys) for decision in self._core.decisions(key)]
+        found += [(index, decision) for index, key in enumerate(keys) for decision in self._core.standing(key, now)]
         if not found:
             raise QueryFailed(Code.NOT_FOUND, "there is no such request, or it ended too long ago")
         own = {key: f"output {index}" for index, key in enumerate(keys)}

@@ -15,6 +15,8 @@ _SENTENCES: Final[dict[What, str]] = {
     What.PAGES_COMING: "waits: {first} running requests get the next pages that come free",
     What.PAGE_CLAIMED: "waits: {first} is computing its next page",
     What.TOO_MANY_LOOKED_AT: "waits: enough requests were looked at in this step",
+    What.STANDS: "stands behind {first} requests of its tenant; {second} of other tenants wait too",
+    What.BEHIND: "the first in the queue is {first}, which",
     What.ADMITTED: "admitted on worker {second} with {first} tokens cached",
     What.RESUMED: "admitted again on worker {second} with {first} tokens cached",
     What.COMPUTES: "computes {first} tokens, {second} in all",
@@ -31,7 +33,7 @@ def sentence(decision: Decision, name_of: Callable[[RequestKey], str]) -> str:
     first, second = decision.first, decision.second
     if decision.what is What.PLACED and first is None:
         return "waits: no worker can hold it"
-    if decision.what is What.PAGE_CLAIMED and isinstance(first, int):
+    if decision.what in (What.PAGE_CLAIMED, What.BEHIND) and isinstance(first, int):
         first = name_of(RequestKey(first))
     text = _SENTENCES[decision.what].format(first=first, second=second)
     if decision.what is What.PREEMPTED and isinstance(second, int):

@@ -43,6 +43,11 @@ class What(Enum):
     PAGE_CLAIMED = "waits: page claimed"
     """Key of the request that computes the page."""
     TOO_MANY_LOOKED_AT = "waits: too many looked at"
+    STANDS = "stands"
+    """Requests of its tenant that come before it; requests of other tenants that wait there. Never recorded: it is so
+    when it is asked."""
+    BEHIND = "behind"
+    """Key of the first in the queue, whose last decision follows."""
     ADMITTED = "admitted"
     """Cached tokens; worker."""
     RESUMED = "resumed"
@@ -104,6 +109,19 @@ class FlightRecorder:
             return tuple(record.decisions)
         gap = Decision(record.decisions[_FIRST_OF_ONE].at, 0, What.FORGOT, record.num_forgotten)
         return (*record.decisions[:_FIRST_OF_ONE], gap, *record.decisions[_FIRST_OF_ONE:])
+
+    def standing(self, request: Request, worker: Worker, now: float) -> Sequence[Decision]:
+        """Where a request stands that waits behind others, and what the first of them waits for; nothing if it is the
+        first itself, or waits for a page. Costs the number of those that wait there."""
+        head, before = worker.queue.peek(), worker.queue.before(request)
+        if head is None or head is request or before is None:
+            return ()
+        why = self._live[head.key].decisions[-1]
+        return (
+            Decision(now, 0, What.STANDS, *before),
+            Decision(now, 0, What.BEHIND, head.key),
+            why._replace(at=now),
+        )
 
     def note_submitted(self, request: Request, num_waiting: int, now: float) -> None:
         """A request was taken; ``num_waiting`` others waited before it."""

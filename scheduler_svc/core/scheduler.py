@@ -174,6 +174,14 @@ class Scheduler:
         """What was decided about a request, in order; nothing if it is unknown or ended too long ago."""
         return self._recorder.decisions(key)
 
+    def standing(self, key: RequestKey, now: float) -> Sequence[Decision]:
+        """Where a request stands in its queue, and what the first there waits for; nothing if it does not wait behind
+        another."""
+        request = self._registry.get(key)
+        if request is None or request.state is not State.WAITING or key in self._placement.unplaced:
+            return ()
+        return self._recorder.standing(request, self._placement.worker_of(request), now)
+
     def explain_prefix(self, question: PrefixQuestion) -> list[PageExplanation]:
         """For each page of a prompt whether it is cached, and why not, as far as its tenant may know.
 

@@ -80,6 +80,16 @@ class WaitingQueue:
         """All that wait here; within a tenant in no particular order."""
         return [request for line in self._lines.values() for request in line.requests()]
 
+    def before(self, request: Request) -> tuple[int, int] | None:
+        """Requests of its tenant that come before a waiting one, and those of other tenants that wait; None if it is in
+        no line here. Costs the number of all."""
+        own = self._lines.get(request.account)
+        waiting = [] if own is None else own.requests()
+        if request not in waiting:
+            return None
+        num_others = len(self.requests()) - len(waiting)
+        return sum(1 for other in waiting if other.order < request.order), num_others
+
     def drain(self) -> list[Request]:
         """Takes all out."""
         waiting = self.requests()

@@ -262,6 +262,7 @@ class _Stage:
 
     def _do_explain(self, flags: list[str], options: dict[str, str]) -> list[str]:
         decisions = self._bench.core.decisions(RequestKey(_key(flags[0])))
+        decisions = [*decisions, *self._bench.core.standing(RequestKey(_key(flags[0])), self._bench.now)]
         return [_decision(decision) for decision in decisions] or ["nothing is known"]
 
     def _plan_line(self, name: str, plan: BatchPlan) -> str:

@@ -254,3 +254,74 @@ def test_looking_at_many_requests_that_wait_for_pages_ends_with_the_step() -> No
     bench.plan()
     last = bench.core.decisions(RequestKey(LOOK_AHEAD + 1))[-1]
     assert last.what is What.TOO_MANY_LOOKED_AT
+
+
+def test_a_request_behind_others_is_told_where_it_stands_and_what_the_first_waits_for() -> None:
+    check_transcript("""
+    core rows=1
+    worker w pages=16 size=4
+    submit a 1..8 max=9
+    plan
+    submit b 11..14 max=1
+    submit c 21..24 max=1
+    submit d 31..34 max=1
+    submit e 41..44 max=1 tenant=y
+    explain b
+    plan
+    time 2
+    explain d
+    explain b
+    explain a
+    ----
+    a admitted on w, 0 cached
+    step 1: a on row 0 pages 0,1 computes 8
+    0 s: submitted with 4 prompt tokens; 0 requests waited already
+    0 s: waits for worker w
+    step 2: a page 2; a decodes
+    0 s: submitted with 4 prompt tokens; 2 requests waited already
+    0 s: waits for worker w
+    2 s: stands behind 2 requests of its tenant; 1 of other tenants wait too
+    2 s: the first in the queue is e, which
+    2 s, step 2: waits: all rows of the worker are taken
+    0 s: submitted with 4 prompt tokens; 0 requests waited already
+    0 s: waits for worker w
+    2 s: stands behind 0 requests of its tenant; 1 of other tenants wait too
+    2 s: the first in the queue is e, which
+    2 s, step 2: waits: all rows of the worker are taken
+    0 s: submitted with 8 prompt tokens; 0 requests waited already
+    0 s: waits for worker w
+    0 s, step 1: admitted on worker w with 0 tokens cached
+    0 s, step 1: computes 8 tokens, 8 in all
+
+    lose w
+    explain d
+    ----
+    a preempted: worker lost
+    0 s: submitted with 4 prompt tokens; 2 requests waited already
+    0 s: waits for worker w
+    2 s: waits: no worker can hold it
+    """)
+
+
+def test_a_request_that_waits_for_a_page_stands_in_no_line() -> None:
+    check_transcript("""
+    core rows=2
+    worker w pages=16 size=4
+    submit a 1..8 max=9
+    submit b 1..8,50 max=1
+    submit c 61..64 max=9
+    submit d 71..74 max=9
+    plan
+    explain b
+    explain d
+    ----
+    a admitted on w, 0 cached
+    c admitted on w, 0 cached
+    step 1: a on row 0 pages 0,1 computes 8; c on row 1 page 2 computes 4
+    0 s: submitted with 9 prompt tokens; 1 requests waited already
+    0 s: waits for worker w
+    0 s, step 1: waits: a is computing its next page
+    0 s: submitted with 4 prompt tokens; 3 requests waited already
+    0 s: waits for worker w
+    0 s, step 1: waits: all rows of the worker are taken
+    """)

@@ -33,7 +33,7 @@ def test_a_refused_caller_waits_by_the_measured_rate() -> None:
     rate = DrainRate()
     assert rate.retry_ms(10, 0.0) == 1000
     for number in range(11):
-        rate.count_end(number * 0.1)
+        rate.count(number * 0.1)
     assert 400 < rate.retry_ms(10, 1.0) < 600
     assert rate.retry_ms(1, 1.0) == 100
     assert rate.retry_ms(10**6, 1.0) == 30_000
