@@ -17,8 +17,8 @@ from benchmarks.workloads import Request, Workload
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "tiny": {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 256,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
         "vocab_size": 16384, "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "max_position_embeddings": 16384, "hidden_act": "silu", "attention_bias": False, "torch_dtype": "bfloat16",
         "bos_token_id": 1, "eos_token_id": 2,

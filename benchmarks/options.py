@@ -102,7 +102,8 @@ def make_engine(name: str, options: argparse.Namespace) -> Engine:
         return _make_cpu_engine(name, options)
     if any(each in gpu_workloads.OFFLINE for each in chosen.names) and chosen.are_served:
         raise EngineError("offline and served workloads have different vocabularies: run them one after the other")
-    directory = Path(tempfile.mkdtemp(prefix="pagewire-bench-"))
+    kind = "served" if chosen.are_served else "offline"
+    directory = Path(tempfile.gettempdir()) / "pagewire-bench" / f"{kind}-{options.quantization or options.dtype}"
     model = write_model(
         options.shape, directory, options.quantization, options.tokenizer if chosen.are_served else None
     )
