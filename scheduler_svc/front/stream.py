@@ -40,12 +40,19 @@ class HeadersFirst:
         if not self._begun:
             self._begun = True
             headers = asyncio.ensure_future(self._context.send_initial_metadata(()))
+            headers.add_done_callback(_look_at)
             try:
                 await asyncio.shield(headers)
             except asyncio.CancelledError:
                 await asyncio.wait((headers,), timeout=HEADERS_SECONDS)
                 raise
         await self._context.write(message)
+
+
+def _look_at(headers: "asyncio.Future[None]") -> None:
+    """Nobody waits any more for headers of a call that was given up: that they failed is no news."""
+    if not headers.cancelled():
+        headers.exception()
 
 
 class SlowReaderGuard:

@@ -1,6 +1,7 @@
 """A request that fails while its first message is being written still tells its caller (GRP-04)."""
 
 import asyncio
+import gc
 import random
 from typing import Any
 
@@ -10,6 +11,8 @@ from pagewire.internal.v1 import front_pb2
 from pagewire.v1 import generation_pb2 as pb
 from support.fake_scheduler import FakeScheduler
 from support.front_stack import front_stack
+
+from scheduler_svc.front.stream import HeadersFirst
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["generate", "many"])
@@ -44,3 +47,26 @@ async def test_grp_04_a_failure_during_the_first_write_becomes_a_status(many: bo
 
 def _number(code: int) -> tuple[int, str]:
     return next(status.value for status in grpc.StatusCode if status.value[0] == code)
+
+
+async def test_headers_of_a_call_that_was_given_up_fail_silently() -> None:
+    """Nobody is left to hear of it; the log of the loop is no place for it either."""
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    gate = asyncio.Event()
+
+    class Context:
+        async def send_initial_metadata(self, metadata: object) -> None:
+            await gate.wait()
+            raise RuntimeError("the connection is gone")
+
+    call = asyncio.ensure_future(HeadersFirst(Context()).write(b""))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.wait((call,))
+    assert call.cancelled()
+    del call
+    gc.collect()
+    assert told == []
