@@ -150,7 +150,13 @@ def model(message: model_pb2.Model) -> results.Model:
 
 def load(message: admin_pb2.GetLoadResponse) -> results.Load:
     """Counts of a server."""
-    return results.Load(**{f.name: getattr(message, f.name) for f in fields(results.Load)})
+    counts = {field.name: getattr(message, field.name) for field in fields(results.Load)}
+    told = {name: _distribution(counts[name]) for name in ("first_token_seconds", "inter_token_seconds")}
+    return results.Load(**{**counts, **told})
+
+
+def _distribution(message: admin_pb2.Distribution) -> results.Distribution:
+    return results.Distribution(bounds=tuple(message.bounds), counts=tuple(message.counts), sum=message.sum)
 
 
 def pages(message: cache_pb2.ExplainPrefixResponse) -> tuple[results.PageExplanation, ...]:

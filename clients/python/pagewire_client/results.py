@@ -202,6 +202,15 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """How often values fell between two bounds: ``counts[i]`` up to ``bounds[i]``, the last count without a bound."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """Requests, pages and tokens of a server, now and since its start.
 
@@ -230,6 +239,10 @@ class Load:
     num_diverged_pages: int
     num_salted_pages: int
     num_tail_pages: int
+    first_token_seconds: Distribution
+    """From requests' arrivals to their first tokens."""
+    inter_token_seconds: Distribution
+    """From tokens to the next ones of their outputs."""
 
 
 class PageStatus(Enum):

@@ -14,6 +14,7 @@ from ..errors import PagewireError
 from . import access, demo, gateway, generation, queries, serving
 from .failures import EXIT_FAILED, EXIT_INTERRUPTED, error_line, exit_code
 from .flags import Role, help_text
+from .top import top
 
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -73,6 +74,7 @@ app.command()(queries.models)
 app.command()(queries.health)
 app.command()(queries.explain)
 app.command()(queries.drain)
+app.command()(top)
 app.command()(queries.fetch)
 app.command()(gateway.gateway)
 app.command("version")(queries.show_version)
