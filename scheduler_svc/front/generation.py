@@ -69,11 +69,15 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
 
     async def Generate(self, request: Any, context: Any) -> None:
         """One request, streamed."""
+        await self.run(request, context, HeadersFirst(context).write)
+
+    async def run(self, request: Any, context: Any, write: Write) -> None:
+        """Runs a GenerateRequest of this call; `write` takes its events."""
         with self._call(context):
             deadline = deadline_of(context.time_remaining())
             prepared = await self._preparation.prepare(request, deadline=deadline)
             live = LiveRequest(prepared, self._link, deadline=deadline)
-            await self._stream(live, HeadersFirst(context).write)
+            await self._stream(live, write)
 
     async def _stream(self, live: LiveRequest, write: Write) -> None:
         try:

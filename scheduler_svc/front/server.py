@@ -5,6 +5,7 @@ internal one (loopback) has all services for everybody, a third one answers heal
 application, not in `maximum_concurrent_rpcs`, which would refuse health too.
 """
 
+import importlib.util
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from grpc_channelz.v1.channelz import add_channelz_servicer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
+from pagewire.kserve.v2 import inference_pb2_grpc
 from pagewire.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -28,6 +30,7 @@ from pagewire.v1 import (
     model_pb2_grpc,
 )
 
+from scheduler_svc.front import kserve
 from scheduler_svc.front.access import Access, AccessOptions, InternalAccess
 from scheduler_svc.front.admin import AdminService
 from scheduler_svc.front.cache import CacheService
@@ -186,9 +189,25 @@ class Front:
             admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self.link), server)
             add_channelz_servicer(server)
             names += [ADMIN, CHANNELZ]
+        names += self._add_facades(server, generation)
         _add_reflection(server, [*names, reflection.SERVICE_NAME])
         self._servers.append(server)
         return server
+
+    def _add_facades(self, server: Any, generation: GenerationService) -> list[str]:
+        """Services in other people's words over the same generation; their names."""
+        inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
+            kserve.InferenceService(generation, self._state), server
+        )
+        if importlib.util.find_spec("smg_grpc_proto") is None:
+            return [kserve.SERVICE]
+        from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+
+        from scheduler_svc.front import vllm_engine
+
+        engine = vllm_engine.VllmEngine(generation, self._state, self.link)
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(engine, server)
+        return [kserve.SERVICE, vllm_engine.SERVICE]
 
     def _health_server(self) -> Any:
         """For probes that reach neither the internal port nor have credentials."""

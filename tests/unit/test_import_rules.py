@@ -20,7 +20,7 @@ ALLOWED = {
     "scheduler_svc": {
         *("pagewire", "grpc", "grpc_health", "grpc_reflection", "grpc_status", "grpc_channelz", "google", "zmq"),
         *("tokenizers", "gguf", "jinja2", "llguidance", "jwt", "cryptography", "pydantic", "pydantic_settings", "yaml"),
-        *("structlog", "opentelemetry", "uvloop", "xds"),
+        *("structlog", "opentelemetry", "uvloop", "xds", "smg_grpc_proto"),
     },
     "gpu_worker": {
         *("pagewire", "pagewire_kernels", "google", "torch", "transformers", "safetensors", "gguf", "tokenizers"),
