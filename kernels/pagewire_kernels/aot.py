@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pagewire_kernels.triton import (
+    float8_linear,
     fragment_linear,
     launch,
     packed_linear,
@@ -213,6 +214,7 @@ def _quantized_builds(hip: bool) -> Iterator[Build]:
             4,
         )
         if not hip:
+            yield from _float8_builds(num_outputs, num_inputs, min(rows, 128))
             fragment = fragment_linear.fragment_tiles(tiles, chunks)
             yield Build(
                 f"fragment_linear[{name}]",
@@ -244,6 +246,26 @@ def _linear_builds(hip: bool) -> Iterator[Build]:
         {"NUM_INPUTS": 2048, "BIAS": True, "OUTPUTS": skinny_linear.VECTOR_OUTPUTS}
         | {"INPUTS": skinny_linear.VECTOR_INPUTS, "NUM_STAGES": 1 if hip else 3, "PDL": not hip},
         4,
+    )
+
+
+def _float8_builds(num_outputs: int, num_inputs: int, rows: int) -> Iterator[Build]:
+    name = f"{num_outputs} x {num_inputs}"
+    yield Build(
+        f"round_rows[{name}]",
+        float8_linear.round_rows_kernel,
+        {"x_ptr": "*bf16", "out_ptr": "*fp8e4nv", "scales_ptr": "*fp32", "fixed_scale": "fp32"},
+        {"IS_FIXED": False, "X_STRIDE": num_inputs, "SIZE": num_inputs, "BLOCK": 128, "TILE": 1024},
+        4,
+    )
+    yield Build(
+        f"block_scaled[{name}]",
+        float8_linear.block_scaled_kernel,
+        {"x_ptr": "*fp8e4nv", "codes_ptr": "*fp8e4nv", "x_scales_ptr": "*fp32", "scales_ptr": "*fp32"}
+        | {"out_ptr": "*bf16", "num_rows": "i32"},
+        {"NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs, "ROWS": rows, "OUTPUTS": 128 if rows == 128 else 64}
+        | {"NUM_STAGES": 3},
+        8 if rows == 128 else 4,
     )
 
 

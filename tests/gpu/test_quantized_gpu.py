@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from pagewire_kernels import QuantizedWeight
+from pagewire_kernels.reference import DequantizedProduct
 from pagewire_kernels.triton import TritonKernels
+from pagewire_kernels.triton.float8_linear import LARGEST, Float8Product
 from pagewire_kernels.triton.fragment_linear import FragmentTiles, fragment_linear
 from pagewire_kernels.triton.packed_weight import PackedWeight, pack_weight
 from pagewire_kernels.triton.quantized_linear import PackedProduct
@@ -96,3 +99,43 @@ def test_an_8_bit_weight_takes_a_byte_a_code(kernels: TritonKernels) -> None:
     product = kernels.prepare_quantized(quantized_weight(1024, 1024, 128, 8, device="cuda"), torch.float16)
     assert isinstance(product, PackedProduct)
     assert product.num_bytes <= 1024 * 1024 * (1 + 8 / 128)
+
+
+def float8_weight(num_outputs: int, num_inputs: int, group_size: int, input_scale: float | None) -> QuantizedWeight:
+    weight = torch.randn(num_outputs, num_inputs, device="cuda")
+    num_groups = -(-num_inputs // group_size)
+    scales = torch.rand(num_outputs, num_groups, device="cuda") * 1e-4 + 1e-4
+    if num_groups > 1:  # rows of a block share their scales
+        scales = scales[::128].repeat_interleave(128, 0)[:num_outputs]
+    return QuantizedWeight(
+        codes=(weight * 100).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn),
+        scales=scales,
+        group_size=group_size,
+        bits=8,
+        input_scale=input_scale,
+    )
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="no products of float8"
+)
+@pytest.mark.parametrize("input_scale", [None, 0.02])
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_float8_products(kernels: TritonKernels, in_blocks: bool, input_scale: float | None) -> None:
+    """As good as rounding inputs to float8 allows; halves of inputs that are far larger than the rest do not matter
+    to other rows."""
+    for num_outputs, num_inputs in ((1024, 2048), (208, 1536)):
+        weight = float8_weight(num_outputs, num_inputs, 128 if in_blocks else num_inputs, input_scale)
+        product = kernels.prepare_quantized(weight, torch.bfloat16)
+        assert isinstance(product, Float8Product)
+        exact = DequantizedProduct(weight, torch.float32)
+        assert product.num_bytes < 1.04 * num_outputs * num_inputs
+        for rows in (1, 3, 17, 100, 300):
+            x = torch.randn(rows, num_inputs, device="cuda", dtype=torch.bfloat16)
+            if input_scale is None:
+                x[0] *= 1000
+            bias = torch.randn(num_outputs, device="cuda", dtype=torch.bfloat16)
+            for bias_or_none in (bias, None):
+                expected = exact(x.float(), None if bias_or_none is None else bias_or_none.float())
+                error = (product(x, bias_or_none).float() - expected).norm(dim=1) / expected.norm(dim=1)
+                assert float(error.max()) < 0.05, (rows, float(error.max()))

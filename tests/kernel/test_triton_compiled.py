@@ -24,4 +24,5 @@ def test_kernels_compile(target: str) -> None:
         "truncation_threshold",
     ):  # fmt: skip
         assert f"{target} {kernel}" in finished.stdout
-    assert ("fragment_linear" in finished.stdout) == (target == "sm_90")
+    for kernel in ("fragment_linear", "round_rows", "block_scaled"):
+        assert (kernel in finished.stdout) == (target == "sm_90")
