@@ -85,6 +85,17 @@ class NewRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PageNames:
+    """Names given and taken away that no plan told; columns as in BatchPlan."""
+
+    epoch: int
+    published_pages: Int32s
+    published_hashes: bytes
+    published_parents: bytes
+    evicted_pages: Int32s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
     """One step of work as changes to the rows."""
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 from pagewire.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows, RowLogprobs, RowOptions, StepResult
+from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows, PageNames, RowLogprobs, RowOptions, StepResult
 from gpu_worker.errors import PlanRefusedError
 from gpu_worker.model_card import ModelCard
 from gpu_worker.published_pages import Inventory
@@ -79,15 +79,34 @@ def decode_plan(frame: Frame) -> BatchPlan:
     _equal_lengths("append", plan.append_rows, plan.append_pages)
     _equal_lengths("copy", plan.copy_sources, plan.copy_destinations)
     _equal_lengths("chunk", plan.chunk_rows, plan.chunk_tokens)
-    for name, hashes in (("published_hashes", plan.published_hashes), ("published_parents", plan.published_parents)):
-        if len(hashes) != HASH_BYTES * len(plan.published_pages):
-            raise PlanRefusedError(f"{name} has {len(hashes)} bytes for {len(plan.published_pages)} pages")
+    _check_names(plan)
     _equal_lengths("group", plan.group_ids, plan.group_pages, plan.group_sizes)
     if len(plan.group_sizes) and int(plan.group_sizes.min()) < 0:
         raise PlanRefusedError("group: a negative size")
     if int(plan.group_sizes.sum(dtype=np.int64)) != len(plan.group_rows):
         raise PlanRefusedError("group: group_rows does not match group_sizes")
     return plan
+
+
+def decode_names(frame: Frame) -> PageNames:
+    """The names of a frame of kind ``names``. Raises PlanRefusedError."""
+    body = frame.body
+    names = PageNames(
+        epoch=frame.epoch,
+        published_pages=_int32s(body, "published_pages"),
+        published_hashes=body.published_hashes,
+        published_parents=body.published_parents,
+        evicted_pages=_int32s(body, "evicted_pages"),
+    )
+    _check_names(names)
+    return names
+
+
+def _check_names(names: BatchPlan | PageNames) -> None:
+    for name in ("published_hashes", "published_parents"):
+        num_bytes = len(getattr(names, name))
+        if num_bytes != HASH_BYTES * len(names.published_pages):
+            raise PlanRefusedError(f"{name} has {num_bytes} bytes for {len(names.published_pages)} pages")
 
 
 def _new_rows(body: Any, grammars: Mapping[int, str]) -> NewRows:

@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from gpu_worker.batch_plan import BatchPlan
+from gpu_worker.batch_plan import BatchPlan, PageNames
 
 HASH_BYTES = 16
 MOST_PAGES = 1 << 17
@@ -32,8 +32,8 @@ class PublishedPages:
         self._names: dict[int, tuple[bytes, bytes]] = {}
         self._identity = b""
 
-    def apply(self, plan: BatchPlan) -> None:
-        """Take over what a plan evicts and publishes."""
+    def apply(self, plan: BatchPlan | PageNames) -> None:
+        """Take over what a plan, or what came before an idle time, evicts and publishes."""
         for page in plan.evicted_pages.tolist():
             self._names.pop(page, None)
         for position, page in enumerate(plan.published_pages.tolist()):

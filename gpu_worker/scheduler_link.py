@@ -25,7 +25,7 @@ import structlog
 import zmq
 
 from gpu_worker import codec
-from gpu_worker.batch_plan import BatchPlan, StepResult
+from gpu_worker.batch_plan import BatchPlan, PageNames, StepResult
 from gpu_worker.curve import CurveKeys
 from gpu_worker.errors import PlanRefusedError
 from gpu_worker.published_pages import Inventory
@@ -73,7 +73,7 @@ class Stop:
     failure: bool = False
 
 
-LinkEvent = Joined | Left | Refused | Stop | BatchPlan
+LinkEvent = Joined | Left | Refused | Stop | BatchPlan | PageNames
 
 
 class _State(Enum):
@@ -222,6 +222,8 @@ class _LinkLoop:
             self._log.info("frame dropped: another session", kind=frame.kind)
         elif self._state is _State.JOINED and frame.kind == "plan":
             self._plan(frame)
+        elif self._state is _State.JOINED and frame.kind == "names":
+            self._names(frame)
         elif self._state is _State.JOINED and frame.kind == "goodbye":
             self._goodbye(frame.body)
 
@@ -264,6 +266,12 @@ class _LinkLoop:
             return
         self._last_received = frame.step_id
         self._emit(plan)
+
+    def _names(self, frame: codec.Frame) -> None:
+        try:
+            self._emit(codec.decode_names(frame))
+        except PlanRefusedError as error:
+            self._leave(f"the scheduler tells names that are none: {error}")
 
     def _goodbye(self, goodbye: Any) -> None:
         if goodbye.for_good:

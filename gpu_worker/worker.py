@@ -10,7 +10,7 @@ from typing import Protocol
 
 import structlog
 
-from gpu_worker.batch_plan import BatchPlan, StepResult
+from gpu_worker.batch_plan import BatchPlan, PageNames, StepResult
 from gpu_worker.errors import DeviceLostError, HelloRefusedError, PlanRefusedError
 from gpu_worker.model_runner import ModelRunner, StepOutput
 from gpu_worker.published_pages import Inventory, PublishedPages
@@ -48,6 +48,9 @@ class Worker:
             if isinstance(event, BatchPlan):
                 if event.epoch == self._epoch and not self._run_plan(event):
                     return FAILED_EXIT
+            elif isinstance(event, PageNames):
+                if event.epoch == self._epoch:
+                    self._published.apply(event)
             elif isinstance(event, Joined):
                 self._join(event)
             elif isinstance(event, Left):

@@ -28,6 +28,7 @@ from scheduler_svc.core.types import (
     PageExplanation,
     PageHash,
     PageId,
+    PageNames,
     Preempted,
     PrefillProgress,
     PrefixQuestion,
@@ -225,6 +226,16 @@ def goodbye(session: int, epoch: int, reason: str, *, for_good: bool = False) ->
 
 def heartbeat(session: int, epoch: int) -> bytes:
     return _worker_frame(session, epoch, heartbeat=worker_pb2.Heartbeat())
+
+
+def names(session: int, epoch: int, told: PageNames) -> bytes:
+    message = worker_pb2.PageNames(
+        published_pages=columns.ints([each.page for each in told.published]),
+        published_hashes=b"".join([each.hash for each in told.published]),
+        published_parents=b"".join([each.parent for each in told.published]),
+        evicted_pages=columns.ints(told.evicted_pages),
+    )
+    return _worker_frame(session, epoch, names=message)
 
 
 def plan(session: int, epoch: int, batch: BatchPlan) -> bytes:

@@ -295,6 +295,9 @@ class Engine:
         try:
             while self._plan_step(worker_id, now):
                 pass
+            names = self.core.take_names(worker_id, now)
+            if names is not None:
+                self.workers.send_names(names, now)
         except InvariantViolation:
             raise
         except Exception:

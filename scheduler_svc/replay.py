@@ -82,7 +82,16 @@ class Replay:
             return trace_format.read_result(written), None
         if name == "update_limits":
             return trace_format.read_limits(written), None
-        if name not in ("cancel", "stop", "scanned", "remove_worker", "plan", "expire", "reset_prefix_cache"):
+        if name not in (
+            "cancel",
+            "stop",
+            "scanned",
+            "remove_worker",
+            "plan",
+            "expire",
+            "reset_prefix_cache",
+            "take_names",
+        ):
             raise ValueError(f"there is no {name!r}")
         subject, detail = (*written, None, None)[:2]
         return subject, EndReason(detail) if name == "cancel" else detail

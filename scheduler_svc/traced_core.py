@@ -25,6 +25,7 @@ from scheduler_svc.core.types import (
     Event,
     LiveLimits,
     NewRequest,
+    PageNames,
     RequestKey,
     StepResult,
     WorkerCard,
@@ -104,6 +105,12 @@ class TracedCore(Scheduler):
         if (expiry is None or expiry > now) and (self.is_full(worker_id) or self.is_idle(worker_id)):
             return None, []
         return self._call("plan", now, [worker_id], lambda: super(TracedCore, self).plan(worker_id, now))
+
+    def take_names(self, worker_id: WorkerId, now: float) -> PageNames | None:
+        names = super().take_names(worker_id, now)
+        if names is not None:
+            self._write(["take_names", now, [worker_id], trace_format.digest_of(names)])
+        return names
 
     def commit(self, result: StepResult, now: float) -> Committed:
         worker = self._placement.workers.get(result.worker_id)

@@ -22,7 +22,7 @@ from scheduler_svc.columns import ids_are_below
 from scheduler_svc.core.errors import WorkerRejected
 from scheduler_svc.core.inventory import in_order
 from scheduler_svc.core.page_hash import cache_identity
-from scheduler_svc.core.types import BatchPlan, Published, StepId, StepResult, WorkerCard, WorkerId
+from scheduler_svc.core.types import BatchPlan, PageNames, Published, StepId, StepResult, WorkerCard, WorkerId
 from scheduler_svc.core.value import value
 from scheduler_svc.expected_rows import ExpectedRows
 from scheduler_svc.join_pace import JoinPace
@@ -98,6 +98,8 @@ class _Worker:
     next_step_id: int = FIRST_STEP_ID
     in_flight: "deque[_PlanInFlight]" = field(default_factory=deque)
     outgoing: "deque[bytes]" = field(default_factory=deque)
+    names: "deque[bytes]" = field(default_factory=deque)
+    """They belong before all that is outgoing: a worker has all its plans when it has nothing to do."""
     expected_rows: ExpectedRows = field(default_factory=ExpectedRows)
     steps: StepClock = field(default_factory=StepClock)
 
@@ -188,18 +190,25 @@ class WorkerLink:
         worker.outgoing.append(codec.plan(self.session, worker.epoch, plan))
         self._send_waiting(worker, now)
 
+    def send_names(self, names: PageNames, now: float) -> None:
+        """Tells names of pages behind all plans so far, and before those to come."""
+        worker = self._by_id.get(names.worker_id)
+        if worker is not None:
+            worker.names.append(codec.names(self.session, worker.epoch, names))
+            self._send_waiting(worker, now)
+
     def flush(self, now: float) -> list[LinkEvent]:
         """Sends what had to wait, and heartbeats where nothing was sent for a while."""
         for worker in list(self._by_id.values()):
-            if worker.outgoing:
+            if worker.outgoing or worker.names:
                 self._send_waiting(worker, now)
             elif now - worker.last_sent >= self._heartbeat_seconds:
                 self._send(worker, codec.heartbeat(self.session, worker.epoch), now)
         return self._take_events()
 
     def has_waiting(self) -> bool:
-        """Whether plans wait for room in a worker's queue."""
-        return any(worker.outgoing for worker in self._by_id.values())
+        """Whether plans or names wait for room in a worker's queue."""
+        return any(worker.outgoing or worker.names for worker in self._by_id.values())
 
     def is_busy(self, worker_id: WorkerId) -> bool:
         """Whether a worker has a step to do."""
@@ -476,6 +485,10 @@ class WorkerLink:
     # Sending.
 
     def _send_waiting(self, worker: _Worker, now: float) -> None:
+        while worker.names:
+            if self._send(worker, worker.names[0], now) is not Sent.SENT:
+                return
+            worker.names.popleft()
         while worker.outgoing and self._send(worker, worker.outgoing[0], now) is Sent.SENT:
             worker.outgoing.popleft()
             sent = worker.in_flight[len(worker.in_flight) - len(worker.outgoing) - 1]

@@ -170,6 +170,11 @@ class PagePool:
         """Steps that releases wait for."""
         return iter(self._deferred)
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether ``take_changes`` would tell anything."""
+        return bool(self._published or self._evicted)
+
     def take_changes(self) -> tuple[Sequence[Published], "array[int]"]:
         """Names given and taken since the last call; a page named and evicted in between is in neither."""
         published, evicted = tuple(self._published.values()), self._evicted

@@ -38,6 +38,7 @@ from scheduler_svc.core.types import (
     LiveLimits,
     NewRequest,
     PageExplanation,
+    PageNames,
     Preempted,
     PrefixQuestion,
     RequestKey,
@@ -140,6 +141,15 @@ class Scheduler:
             for request in self._placement.rebalance(worker):
                 self._recorder.note_placed(request, True, now)
         return plan_step(worker, self._config, self._tally, self._recorder, events, now), events
+
+    def take_names(self, worker_id: WorkerId, now: float) -> PageNames | None:
+        """What a worker with nothing to do has not been told yet of its pages' names, so that it can bring them to
+        another scheduler; None if there is nothing of the kind. The next plan would tell it otherwise."""
+        worker = self._placement.workers.get(worker_id)
+        if worker is None or not worker.pool.has_changes or not worker.is_idle():
+            return None
+        published, evicted = worker.pool.take_changes()
+        return PageNames(worker_id=worker_id, published=published, evicted_pages=evicted)
 
     def commit(self, result: StepResult, now: float) -> Committed:
         """Applies the result of the worker's oldest step in flight; any other result is late or unknown and changes

@@ -202,6 +202,15 @@ class BatchPlan:
 
 
 @value(frozen=True, slots=True, kw_only=True)
+class PageNames:
+    """Names given to pages and taken from them that no plan has told."""
+
+    worker_id: WorkerId
+    published: Sequence[Published]
+    evicted_pages: "array[int]"
+
+
+@value(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What a worker says of a step."""
 

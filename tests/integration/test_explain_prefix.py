@@ -7,6 +7,7 @@ import pytest
 from pagewire.v1 import cache_pb2, cache_pb2_grpc
 from pagewire.v1 import generation_pb2 as pb
 from pagewire_client import AsyncClient, InvalidRequestError, PageExplanation, PageStatus, UnavailableError
+from support.conditions import wait_until
 from support.front_stack import front_stack
 from support.scripted_rows import Limits
 from support.scripted_stack import ScriptedStack
@@ -39,6 +40,12 @@ def test_each_page_has_its_reason(stack: ScriptedStack) -> None:
         after = client.load()
         assert after.num_asked_pages - before.num_asked_pages == 9
         assert after.num_tail_pages - before.num_tail_pages == 2
+
+
+def test_a_worker_knows_all_names_when_it_has_nothing_to_do(stack: ScriptedStack) -> None:
+    with stack.worker(Limits(page_size=16)) as worker:
+        stack.client.generate(PROMPT, max_tokens=1)
+        wait_until(lambda: len(worker.rows.named) == 2, "both full pages are named")
 
 
 def test_texts_and_chats_are_explained_too(stack: ScriptedStack) -> None:

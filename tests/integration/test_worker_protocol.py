@@ -290,6 +290,20 @@ def test_a_second_welcome_changes_nothing(wire: WireScheduler, worker: WorkerThr
     assert beat.step_id > 0
 
 
+def test_names_told_before_an_idle_time_are_in_the_inventory(wire: WireScheduler, worker: WorkerThread) -> None:
+    wire.join()
+    hashes = bytes(range(32))
+    names = {"published_pages": int32s([3, 4]).tobytes(), "published_hashes": hashes, "published_parents": bytes(32)}
+    wire.send("names", pb.PageNames(**names))
+    wire.send("names", pb.PageNames(evicted_pages=int32s([3]).tobytes()))
+    say_resync(wire)
+    hello = wire.await_hello()
+    assert (hello.inventory.pages, hello.inventory.hashes) == (int32s([4]).tobytes(), hashes[16:])
+    wire.welcome()
+    wire.send("names", pb.PageNames(published_pages=int32s([3]).tobytes()))
+    wire.await_hello()  # what cannot be is answered by a new hello
+
+
 def test_the_inventory_is_offered_and_forgotten_unless_it_is_taken(wire: WireScheduler, worker: WorkerThread) -> None:
     hello = wire.join()
     assert hello.inventory.pages == b""

@@ -146,6 +146,11 @@ class ScriptedRows:
         require(all(row in self.rows and self.rows[row].decoding for row in idle), "an idle row does not decode")
         return columns["chunk_rows"], columns["chunk_tokens"], idle
 
+    def take_names(self, names: Any) -> None:
+        """Applies names that no plan told; all plans have been run."""
+        published, evicted = (column(getattr(names, name), name) for name in ("published_pages", "evicted_pages"))
+        self._name_pages(published, names.published_hashes, evicted)
+
     def _name_pages(self, published: Sequence[int], hashes: bytes, evicted: Sequence[int]) -> None:
         for page in evicted:
             require(self.named.pop(page, None) is not None, f"page {page} is evicted but has no name")

@@ -228,6 +228,8 @@ class ScriptedWorker:
             if frame.goodbye.for_good:
                 self._stopping.set()
             self._begin_epoch()
+        elif kind == "names" and self._joined:
+            self.rows.take_names(frame.names)
         elif kind == "plan" and self._joined:
             faults = self.options.on_plan
             for each in [content] if faults is None else faults(frame.step_id, content):

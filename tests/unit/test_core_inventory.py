@@ -8,7 +8,7 @@ from support.core_bench import CoreBench, card, config
 from scheduler_svc.core.errors import WorkerRejected
 from scheduler_svc.core.inventory import in_order
 from scheduler_svc.core.page_hash import NO_PARENT, cache_identity
-from scheduler_svc.core.types import PageHash, PageId, Published
+from scheduler_svc.core.types import PageHash, PageId, Published, WorkerId
 
 
 def name(number: int) -> PageHash:
@@ -68,3 +68,19 @@ def test_an_identity_tells_keys_content_and_page_sizes_apart() -> None:
     keys = [b"k" * 32, b"l" * 32]
     identities = {cache_identity(key, content, size) for key in keys for content in (b"a", b"b") for size in (16, 32)}
     assert len(identities) == 8
+
+
+def test_names_that_no_plan_told_are_told_before_an_idle_time() -> None:
+    bench = CoreBench(config(), card(pages=8))
+    worker_id = WorkerId("w")
+    assert bench.core.take_names(WorkerId("nobody"), 0.0) is None
+    assert bench.core.take_names(worker_id, 0.0) is None
+    bench.submit(0, range(9), 1)
+    bench.plan()
+    assert bench.core.take_names(worker_id, 0.0) is None  # it has something to do
+    bench.result()
+    names = bench.core.take_names(worker_id, 0.0)
+    assert names is not None
+    assert [each.page for each in names.published] == [0, 1]
+    assert list(names.evicted_pages) == []
+    assert bench.core.take_names(worker_id, 0.0) is None

@@ -35,7 +35,7 @@ class WorkerFrame(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class SchedulerFrame(_message.Message):
-    __slots__ = ("session", "epoch", "step_id", "welcome", "refusal", "plan", "heartbeat", "resync", "goodbye")
+    __slots__ = ("session", "epoch", "step_id", "welcome", "refusal", "plan", "heartbeat", "resync", "goodbye", "names")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class SchedulerFrame(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     step_id: int
@@ -54,7 +55,20 @@ class SchedulerFrame(_message.Message):
     heartbeat: Heartbeat
     resync: Resync
     goodbye: Goodbye
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., plan: _Optional[_Union[BatchPlan, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    names: PageNames
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., plan: _Optional[_Union[BatchPlan, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., names: _Optional[_Union[PageNames, _Mapping]] = ...) -> None: ...
+
+class PageNames(_message.Message):
+    __slots__ = ("published_pages", "published_hashes", "published_parents", "evicted_pages")
+    PUBLISHED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_HASHES_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_PARENTS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    published_pages: bytes
+    published_hashes: bytes
+    published_parents: bytes
+    evicted_pages: bytes
+    def __init__(self, published_pages: _Optional[bytes] = ..., published_hashes: _Optional[bytes] = ..., published_parents: _Optional[bytes] = ..., evicted_pages: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "device", "page_size", "num_pages", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "model_card", "cache_fingerprint", "inventory", "num_ranks", "rank", "pid", "version")
