@@ -142,9 +142,10 @@ class LogitRules:
             options = self._rows.options[row]
             # The rows count the token that is about to be sampled already.
             num_output = int(self._rows.num_tokens[row] - self._rows.num_prompt_tokens[row]) - 1
+            if num_output >= options.min_tokens:
+                continue
             stops = options.stop_token_ids
-            can_go_on = place not in masks or (masks[place] & ~token_bits(stops, logits.shape[1])).any()
-            if num_output < options.min_tokens and can_go_on:
+            if place not in masks or (masks[place] & ~token_bits(stops, logits.shape[1])).any():
                 places.append(stops + np.int64(place * logits.shape[1]))
         if places:
             logits.view(-1).index_fill_(0, self.upload(np.concatenate(places)), float("-inf"))

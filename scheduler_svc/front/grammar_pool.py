@@ -12,7 +12,7 @@ from typing import Any
 from scheduler_svc.front.child_pool import ChildLostError, ChildPool
 
 MAX_REMEMBERED = 256
-"""Grammars, of at most `MAX_BYTES` each and about as long as their forms."""
+"""Grammars, each at most a few times as long as its form."""
 LOST = "it takes too much time or memory"
 
 
@@ -21,7 +21,7 @@ class GrammarRefusedError(Exception):
 
 
 class GrammarPool:
-    """One model's. Thread-safe: what is shared is only ever replaced whole."""
+    """One model's. Thread-safe."""
 
     def __init__(self, card: Any) -> None:
         """``card`` is a pagewire.internal.v1.ModelCard."""

@@ -38,8 +38,12 @@ def _of_json_schema(schema: str) -> str:
 
 
 def _of_choice(texts: list[str]) -> str:
-    """As a regular expression of nothing but letters: alternatives may begin alike."""
-    return LLMatcher.grammar_from_regex("|".join("".join(f"\\x{{{ord(char):x}}}" for char in text) for text in texts))
+    """As a regular expression: alternatives may begin alike."""
+    return LLMatcher.grammar_from_regex("|".join("".join(map(_literal, text)) for text in texts))
+
+
+def _literal(char: str) -> str:
+    return char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}"
 
 
 def _of_grammar(text: str) -> str:
