@@ -16,6 +16,7 @@ from scheduler_svc.front.chat_template import ChatError
 from scheduler_svc.front.endings import DEFAULT_RETRY_MS, EARLY_SECONDS, deadline_error
 from scheduler_svc.front.errors import ExhaustedError, InvalidRequestError, Reason
 from scheduler_svc.front.served_model import ServedModel
+from scheduler_svc.front.validation import num_kept_ids
 
 INLINE_BYTES = 2048
 """Shorter prompts are tokenized on the loop: that costs less than handing them to a thread."""
@@ -133,8 +134,8 @@ def _check_size(request: Any, model: ServedModel, size: int) -> None:
         raise InvalidRequestError.at(
             kind, f"{size} bytes are more than {model.max_model_len} tokens can stand for (at most {limit} bytes)"
         )
-    if kind == "token_ids" and not truncates and len(request.token_ids.ids) + 1 > model.max_model_len:
-        num_tokens = len(request.token_ids.ids)
+    num_tokens = num_kept_ids(request) if kind == "token_ids" else 0
+    if num_tokens + 1 > model.max_model_len:
         raise InvalidRequestError.at(
             "token_ids",
             f"a prompt of {num_tokens} tokens and at least one output token need {num_tokens + 1} tokens; "

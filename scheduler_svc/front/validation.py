@@ -116,16 +116,17 @@ def _check_request_id(request_id: str, bad: Violations) -> None:
     )
 
 
+def num_kept_ids(request: Any) -> int:
+    """Token ids of the prompt that truncation leaves."""
+    options, num_ids = request.prompt_options, len(request.token_ids.ids)
+    return min(num_ids, options.truncate_prompt_tokens) if options.HasField("truncate_prompt_tokens") else num_ids
+
+
 def _check_token_ids(request: Any, model: ServedModel, bad: Violations) -> None:
-    token_ids = request.token_ids.ids
-    options = request.prompt_options
-    if options.HasField("truncate_prompt_tokens"):
-        # What truncation drops is not looked at: a prompt may hold millions of ids.
-        kept = options.truncate_prompt_tokens
-        token_ids = token_ids[-kept:] if 0 < kept <= model.max_model_len else []
-    elif len(token_ids) + 1 > model.max_model_len:
-        return
-    check_ids("token_ids.ids", token_ids, model.vocab_size, bad)
+    """What truncation drops is not looked at, nor what cannot fit anyway: a prompt may hold millions of ids."""
+    num_kept = num_kept_ids(request)
+    if 0 < num_kept < model.max_model_len:
+        check_ids("token_ids.ids", request.token_ids.ids[-num_kept:], model.vocab_size, bad)
 
 
 def _check_chat(chat: Any, model: ServedModel, bad: Violations) -> None:
@@ -195,7 +196,7 @@ def _check_choices(sampling: Any, model: ServedModel, bad: Violations) -> None:
     if len(biases) > MAX_BIASES:
         bad.add("sampling.logit_bias", f"at most {MAX_BIASES} ids")
     else:
-        for token_id, bias in biases.items():
+        for token_id, bias in sorted(biases.items()):
             field = f"sampling.logit_bias[{token_id}]"
             bad.unless(token_id < model.vocab_size, field, f"is no token id; they are below {model.vocab_size}")
             bad.unless(-100.0 <= bias <= 100.0, field, "must lie in [-100, 100]")

@@ -248,6 +248,10 @@ async def test_len_01_prompt_at_the_limit(num_prompt: int) -> None:
         truncated = request_for([65] * num_prompt, prompt_options=pb.PromptOptions(truncate_prompt_tokens=10))
         events = await stack.stream(truncated)
         assert events[-1].summary.usage.prompt_tokens == 10
+        wide = request_for([2**32 - 1] * num_prompt, prompt_options=pb.PromptOptions(truncate_prompt_tokens=10_000))
+        with pytest.raises(grpc.RpcError) as failed:
+            await stack.stream(wide)
+        assert failed.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_n_outputs_each_end_once() -> None:

@@ -181,6 +181,13 @@ def test_truncated_ids_are_not_looked_at() -> None:
     options = pb.PromptOptions(truncate_prompt_tokens=1)
     assert violations(token_ids=pb.TokenIds(ids=[10**9, 1]), prompt_options=options) == {}
     assert list(violations(token_ids=pb.TokenIds(ids=[1, 10**9]), prompt_options=options)) == ["token_ids.ids[0]"]
+    wide = pb.PromptOptions(truncate_prompt_tokens=10**9)
+    assert list(violations(token_ids=pb.TokenIds(ids=[1, 2**32 - 1]), prompt_options=wide)) == ["token_ids.ids[1]"]
+
+
+def test_violations_come_in_the_order_of_their_ids() -> None:
+    found = sampling(logit_bias=dict.fromkeys([700, 3, 500, 299, 301], math.inf))
+    assert list(found) == [f"sampling.logit_bias[{token_id}]" for token_id in (3, 299, 301, 500, 700)]
 
 
 def test_chats() -> None:
