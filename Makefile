@@ -79,13 +79,14 @@ protos-lint: $(VENV)/.dev
 spelling: $(VENV)/.dev
 	$(BIN)/codespell
 
-# Envoy's own check wants the descriptors where its container has them; promtool comes with the system's prometheus.
+# Envoy's own check wants the files where its container has them; promtool comes with the system's prometheus.
 deployment: $(VENV)/.dev
 	$(BIN)/hadolint scheduler_svc/Dockerfile gpu_worker/Dockerfile
 	@found=$$($(BIN)/compose-lint docker-compose.yml 2>&1) || { echo "$$found"; exit 1; }
 	$(BIN)/kubernetes-validate --strict --quiet $(filter-out %/kustomization.yaml,$(wildcard deploy/k8s/*.yaml))
 	@config=$$(mktemp --suffix .yaml) && trap 'rm -f "$$config"' EXIT \
-	&& sed 's#/etc/envoy/pagewire.binpb#protos/pagewire/v1/pagewire.binpb#' deploy/envoy/envoy.yaml >"$$config" \
+	&& sed 's#/etc/envoy/pagewire.binpb#protos/pagewire/v1/pagewire.binpb#; s#/etc/envoy/chat.html#clients/web/chat.html#' deploy/envoy/envoy.yaml \
+	  >"$$config" \
 	&& $(BIN)/envoy --mode validate --log-level error --config-path "$$config"
 	@if command -v promtool >/dev/null; then cd deploy/prometheus && promtool check config prometheus.yml; \
 	else echo "promtool: not on this machine, the alert rules are not checked"; fi

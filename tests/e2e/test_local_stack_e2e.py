@@ -22,6 +22,7 @@ from pagewire.v1 import generation_pb2
 from pagewire_client import Client, Delta, FinishReason, UnauthenticatedError, UnavailableError
 from pagewire_client.child import Child
 from pagewire_client.stack import free_ports
+from playwright.sync_api import sync_playwright
 from support.stack import poll_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -65,7 +66,9 @@ class Graph:
         self.commands = self.run_stack.commands(layout, "cpu", self.left_out.append)
         self.lines: list[str] = []
         self.stack = self.run_stack.RunningStack(self.commands, lambda name, line: self.lines.append(f"{name}: {line}"))
+        internal = f"127.0.0.1:{self.ports[50052]}"
         self.client = Client(f"127.0.0.1:{self.ports[8080]}", token=TOKEN, timeout=60)
+        self.operator = Client(internal, internal_target=internal, timeout=60)
 
     def serves(self) -> bool:
         assert not self.stack.ended(), "\n".join([*self.stack.ended(), *self.lines[-40:]])
@@ -107,6 +110,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory, gguf: Path) -> Iterator[Grap
         yield graph
     finally:
         graph.client.close()
+        graph.operator.close()
         graph.stack.stop()
 
 
@@ -181,6 +185,37 @@ def test_prometheus_scrapes_and_knows_the_rules(graph: Graph) -> None:
     groups = graph.ask("GET", "/api/v1/rules", None, port=9090)[1]["data"]["groups"]
     assert groups
     assert all(rule["health"] != "err" for group in groups for rule in group["rules"])
+
+
+@pytest.mark.skipif(program("chromium") is None, reason="there is no chromium: apt-get install chromium")
+def test_the_page_chats_by_grpc_web(graph: Graph, tmp_path: Path) -> None:
+    """Two turns in a real browser, the second stopped by its button; then an error shown as one."""
+    place = f"http://127.0.0.1:{graph.ports[8080]}/chat"
+    with sync_playwright() as browsers:
+        browser = browsers.chromium.launch(executable_path=program("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 900, "height": 640})
+        faults: list[str] = []
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(f"{place}#token={TOKEN}")
+        page.fill("#text", "What is the capital of France?")
+        page.click("#send")
+        page.wait_for_selector("small", timeout=60_000)
+        assert page.inner_text("article.assistant")
+        assert "tokens in" in page.inner_text("small")
+        page.screenshot(path=os.environ.get("PAGEWIRE_CHAT_SCREENSHOT", tmp_path / "chat.png"))
+        page.fill("#text", "Tell me a long story about a river.")
+        page.click("#send")
+        page.wait_for_function("document.querySelectorAll('article.assistant')[1]?.textContent.length > 10")
+        page.click("#send")
+        page.wait_for_selector("text=Send")
+        page.evaluate("sessionStorage.clear()")
+        page.fill("#token", "wrong")
+        page.fill("#text", "Hi")
+        page.click("#send")
+        page.wait_for_selector("article.failed")
+        browser.close()
+    assert not faults
+    poll_until(lambda: not graph.operator.load().num_requests_running, "the stopped request ends")
 
 
 def test_drain_and_restart_lose_no_stream(graph: Graph) -> None:
