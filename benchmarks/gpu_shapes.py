@@ -37,6 +37,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131072, "hidden_act": "silu", "attention_bias": False, "torch_dtype": "bfloat16",
         "bos_token_id": 128000, "eos_token_id": 128001,
     },
+    "llama-2-13b": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 5120, "intermediate_size": 13824,
+        "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 40, "head_dim": 128,
+        "vocab_size": 32000, "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "max_position_embeddings": 16384, "hidden_act": "silu", "attention_bias": False, "torch_dtype": "float16",
+        "bos_token_id": 1, "eos_token_id": 2,
+    },
 }  # fmt: skip
 BYTES_PER_S = 4.3e12
 FLOPS_PER_S = 7.9e14

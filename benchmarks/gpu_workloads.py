@@ -1,6 +1,7 @@
 """The workloads of the GPU comparison: token ids from fixed seeds, endings ignored, so that every engine does the same.
 
     b1, b64, ragged256, prefix64        offline: one request, batches, and 64 requests behind a shared prefix
+    equal100                            offline: 100 times the same short prompt, 512 tokens each
     serve64, serve256                   streams of a server, 64 and 256 at a time
     longmix                             64 streams that decode while a long prompt arrives every half second
     open                                streams that arrive at a given rate, whatever becomes of them
@@ -74,6 +75,12 @@ def _prefix(repetition: int) -> Workload:
     return Workload(name="prefix64", what=what, requests=shared_prefix(8 + repetition), num_shared=2048)
 
 
+def _equal(repetition: int) -> Workload:
+    prompt = _prompt(random.Random(500 + repetition), 32)
+    what = "offline, 100 x (the same 32 in, 512 out)"
+    return Workload(name="equal100", what=what, requests=[(prompt, 512)] * 100, num_shared=32)
+
+
 def _serve(name: str, num_clients: int, count: int, repetition: int) -> Workload:
     what = f"{num_clients} closed-loop streams, {count} x (512 in, 128 out)"
     return Workload(name=name, what=what, requests=served(count, 512, 128, 11 + repetition), num_clients=num_clients)
@@ -106,7 +113,7 @@ def open_loop(per_second: float, repetition: int) -> Workload:
     )
 
 
-OFFLINE = ("b1", "b64", "ragged256", "prefix64")
+OFFLINE = ("b1", "b64", "ragged256", "prefix64", "equal100")
 SERVED = ("serve64", "serve256", "longmix", "open")
 NAMES = (*OFFLINE, *SERVED)
 _MAKERS: dict[str, Callable[[int], Workload]] = {
@@ -114,6 +121,7 @@ _MAKERS: dict[str, Callable[[int], Workload]] = {
     "b64": _batch,
     "ragged256": _ragged,
     "prefix64": _prefix,
+    "equal100": _equal,
     "serve64": lambda repetition: _serve("serve64", 64, 256, repetition),
     "serve256": lambda repetition: _serve("serve256", 256, 768, repetition),
     "longmix": _long_mix,
