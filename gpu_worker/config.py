@@ -142,7 +142,7 @@ class _DashedYaml(YamlConfigSettingsSource):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _OneLineParser(prog="python -m gpu_worker", description="One Pagewire worker.", allow_abbrev=False)
+    parser = OneLineParser(prog="python -m gpu_worker", description="One Pagewire worker.", allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="YAML file with the same names")
     for name, field in WorkerConfig.model_fields.items():
         if name == "model":
@@ -154,7 +154,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _OneLineParser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
+    """A wrong argument is a ConfigError of one line."""
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 

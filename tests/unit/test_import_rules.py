@@ -25,6 +25,7 @@ ALLOWED = {
     "gpu_worker": {
         *("pagewire", "pagewire_kernels", "google", "torch", "transformers", "safetensors", "gguf", "tokenizers"),
         *("llguidance", "zmq", "numpy", "pydantic", "pydantic_settings", "yaml", "structlog"),
+        *("llmcompressor", "datasets"),
     },
     "pagewire_kernels": {"torch", "triton"},
     "pagewire_client": {"pagewire", "grpc", "grpc_status", "google", "typing_extensions"},

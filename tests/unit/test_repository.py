@@ -151,6 +151,7 @@ def test_every_direct_dependency_is_constrained() -> None:
     text = (ROOT / "pyproject.toml").read_text().split("[project.scripts]")[0]
     names = re.findall(r'"([A-Za-z][A-Za-z0-9._-]*)(?:[<>=!~;][^"]*)?"', text.split("dependencies = ", 1)[1])
     wanted = {re.sub(r"[-_.]+", "-", name).lower() for name in names} - {"pagewire"}
+    wanted -= {"llmcompressor"}  # the extra "quantize" has an environment of its own
     assert sorted(wanted - pins) == []
 
 

@@ -43,6 +43,14 @@ def replay(context: typer.Context) -> None:
     _become(["-m", "scheduler_svc.replay", *context.args])
 
 
+def quantize(context: typer.Context) -> None:
+    """Write a quantised copy: MODEL --method awq|gptq --calibration FILE --out DIR; takes this process's place."""
+    words = list(context.args)
+    if words and not words[0].startswith("-"):
+        words[0] = local_model(words[0])
+    _become(["-m", "gpu_worker.quantize", *words])
+
+
 def keys(context: typer.Context) -> None:
     """Make the keys of encrypted links to workers: DIR [WORKER]; it takes the place of this process."""
     _become(["-m", "scheduler_svc.curve_keys", *context.args])
