@@ -96,6 +96,9 @@ class ScriptedRows:
     def reset(self) -> None:
         self.rows: dict[int, Row] = {}
         self.named: dict[int, bytes] = {}
+        self._names: set[bytes] = set()
+        self._num_readers = [0] * self.limits.num_pages
+        """Rows that have a page in their table."""
         size = self.limits.page_size
         self.slots = [array("i", [UNKNOWN] * size) for _ in range(self.limits.num_pages)]
 
@@ -128,13 +131,16 @@ class ScriptedRows:
         require(len(plan.published_hashes) == 16 * len(columns["published_pages"]), "published_hashes")
         require(len(plan.published_parents) == len(plan.published_hashes), "published_parents")
         for row in columns["releases"]:
-            require(self.rows.pop(row, None) is not None, f"release of row {row}, which is not there")
+            require(row in self.rows, f"release of row {row}, which is not there")
+            for page in self.rows.pop(row).pages:
+                self._num_readers[page] -= 1
         self._name_pages(columns["published_pages"], plan.published_hashes, columns["evicted_pages"])
         new_rows = self._begin(plan.new_rows)
         for row, page in zip(columns["append_rows"], columns["append_pages"], strict=True):
             require(row in self.rows, f"append to row {row}, which is not there")
             require(page not in self.rows[row].pages, f"page {page} twice in row {row}")
             self.rows[row].pages.append(page)
+            self._num_readers[page] += 1
         for source, destination in zip(columns["copy_sources"], columns["copy_destinations"], strict=True):
             self.slots[destination] = array("i", self.slots[source])
         for row in new_rows:
@@ -153,15 +159,17 @@ class ScriptedRows:
 
     def _name_pages(self, published: Sequence[int], hashes: bytes, evicted: Sequence[int]) -> None:
         for page in evicted:
-            require(self.named.pop(page, None) is not None, f"page {page} is evicted but has no name")
+            require(page in self.named, f"page {page} is evicted but has no name")
+            self._names.discard(self.named.pop(page))
         for position, page in enumerate(published):
             name = hashes[16 * position : 16 * position + 16]
             require(page not in self.named, f"page {page} is published twice")
-            if name in self.named.values():
+            if name in self._names:
                 self.violations.append(f"two pages have the same name, one is {page}")
             if UNKNOWN in self.slots[page]:
                 self.violations.append(f"page {page} is published but not full")
             self.named[page] = name
+            self._names.add(name)
 
     def _begin(self, new: Any) -> list[int]:
         rows = column(new.rows, "rows")
@@ -216,7 +224,7 @@ class ScriptedRows:
             page = held.pages[position // size]
             if page in self.named:
                 self.violations.append(f"row {row} writes page {page}, which has a name")
-            if any(page in other.pages for number, other in self.rows.items() if number != row):
+            if self._num_readers[page] > 1:
                 self.violations.append(f"row {row} writes page {page}, which another row reads")
             self.slots[page][position % size] = UNKNOWN if fails else held.tokens[position]
         self._note_prompt(row, held, end)

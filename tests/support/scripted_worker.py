@@ -268,12 +268,13 @@ class ScriptedWorker:
         while (ready_at := self._next_step_at()) is not None and time.monotonic() >= ready_at:
             step_id, plan = self._queue.popleft()
             fails = step_id in self.options.failing_steps
+            began = time.monotonic()
             try:
                 sampled = self.rows.step(plan, fails)
             except PlanRefusedError as refused:
                 self._refuse(step_id, str(refused))
                 return
-            self._busy_until = time.monotonic() + self.options.step_seconds
+            self._busy_until = began + self.options.step_seconds
             self.plans.append(Recorded(epoch=self._epoch, step_id=step_id, plan=plan, sampled=sampled))
             self._answer(step_id, self._result(sampled, fails))
 
