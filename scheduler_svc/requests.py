@@ -224,7 +224,9 @@ class Requests:
             if not self._num_of_tenant[request.tenant]:
                 del self._num_of_tenant[request.tenant]
         for output in request.outputs:
-            self._outputs.pop(output.key, None)
+            # Without the way back there is no cycle: cycles are looked for so seldom here that they would pile up.
+            if self._outputs.pop(output.key, None) is not None:
+                del output.request
         self._unbind(request)
         if self._by_id.get((request.tenant, request.request_id)) is request:
             del self._by_id[request.tenant, request.request_id]

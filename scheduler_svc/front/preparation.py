@@ -116,12 +116,8 @@ class Preparation:
 
         Raises: FrontError.
         """
-        request = generation_pb2.GenerateRequest(scheduling={"cache_salt": prefix.cache_salt})
-        kind = prefix.WhichOneof("prompt")
-        if kind == "text":
-            request.text = prefix.text
-        elif kind is not None:
-            getattr(request, kind).CopyFrom(getattr(prefix, kind))
+        request = request_of(prefix)
+        kind = request.WhichOneof("prompt")
         serving = self._state.require()
         violations = check_request(request, serving.model)
         if violations:
@@ -136,6 +132,17 @@ class Preparation:
             root_hash=root,
             unsalted_root=self._root(request, serving),
         )
+
+
+def request_of(prefix: Any) -> Any:
+    """A GenerateRequest with the prompt and the salt of a pagewire.v1.Prefix."""
+    request = generation_pb2.GenerateRequest(scheduling={"cache_salt": prefix.cache_salt})
+    kind = prefix.WhichOneof("prompt")
+    if kind == "text":
+        request.text = prefix.text
+    elif kind is not None:
+        getattr(request, kind).CopyFrom(getattr(prefix, kind))
+    return request
 
 
 def _check_answer(output: Any, prepared: PreparedRequest, *, once: bool) -> None:

@@ -181,7 +181,8 @@ class Front:
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._state), server)
-        cache_pb2_grpc.add_CacheServiceServicer_to_server(CacheService(self._preparation, self.link), server)
+        cache = CacheService(self._state, self._preparation, self.link, self.in_flight)
+        cache_pb2_grpc.add_CacheServiceServicer_to_server(cache, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         server.add_generic_rpc_handlers((self._load_report.service(),))
         names = [GENERATION, MODEL, CACHE, HEALTH, ORCA]

@@ -48,6 +48,18 @@ def test_a_worker_knows_all_names_when_it_has_nothing_to_do(stack: ScriptedStack
         wait_until(lambda: len(worker.rows.named) == 2, "both full pages are named")
 
 
+def test_a_warmed_prompt_is_found_by_whoever_comes(stack: ScriptedStack) -> None:
+    prompt, client = [*range(60, 110)], stack.client
+    with stack.worker():
+        assert client.warm_prefix(prompt) == 48
+        assert client.warm_prefix(prompt) == 48
+        assert client.warm_prefix(prompt[:10]) == 0
+        assert client.generate(prompt, max_tokens=1).usage.cached_tokens == 48
+        assert client.warm_prefix("a text to be warmed, of some pages", cache_salt="s") > 0
+        with pytest.raises(InvalidRequestError):
+            client.warm_prefix([])
+
+
 def test_texts_and_chats_are_explained_too(stack: ScriptedStack) -> None:
     client, chat = stack.client, [{"role": "user", "content": "hello, is anybody there?"}]
     with stack.worker():

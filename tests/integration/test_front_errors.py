@@ -338,7 +338,7 @@ async def test_what_is_not_built_says_so() -> None:
     async with front_stack(internal_port=0) as stack:
         cache = cache_pb2_grpc.CacheServiceStub(stack.channel)
         for call in (
-            cache.WarmPrefix(cache_pb2.WarmPrefixRequest()),
+            cache.PinPrefix(cache_pb2.PinPrefixRequest()),
             stack.generation.Quote(pb.QuoteRequest()),
         ):
             error = await failure(call)

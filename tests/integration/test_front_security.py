@@ -2,20 +2,27 @@
 
 import asyncio
 import hashlib
+import json
 import sys
 import threading
+import time
 from array import array
 from pathlib import Path
 from typing import Any
 
 import grpc
+import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
 from pagewire.v1 import admin_pb2, admin_pb2_grpc, model_pb2
 from pagewire.v1 import generation_pb2 as pb
 from pagewire_client import AsyncClient, Client, PermissionDeniedError, Tls, UnauthenticatedError, UnavailableError
 from support.certificates import Authority, Pair
 from support.fake_scheduler import FakeScheduler, toy_card
 from support.front_stack import details_of, front_stack
+from support.scheduler_process import SchedulerProcess
+from support.scripted_stack import ScriptedStack
 
 from scheduler_svc.front import prompt, reloaded_file
 from scheduler_svc.front.access import AccessOptions
@@ -265,6 +272,31 @@ async def test_the_command_line_shows_them_too(
         output, _ = await asyncio.wait_for(process.communicate(), 20)
         assert (process.returncode, output) == (0, b"Hi\n")
         assert stack.scheduler.submits[-1].tenant == "acme"
+
+
+def test_flags_of_the_scheduler_reach_its_fronts(authority: Authority, files: TlsFiles, tmp_path: Path) -> None:
+    """TLS and a JSON Web Token through the whole product, and what is said of a file that cannot be used."""
+    key, jwks = ec.generate_private_key(ec.SECP256R1()), tmp_path / "jwks.json"
+    jwks.write_text(json.dumps({"keys": [ECAlgorithm.to_jwk(key.public_key(), as_dict=True)]}))
+    flags = ("--tls-cert", str(files.cert), "--tls-key", str(files.key), "--auth-jwks-file", str(jwks))
+    token = jwt.encode({"sub": "acme", "exp": time.time() + 60}, key, "ES256")
+    tls = Tls(root_certificates=authority.cert)
+    with (
+        ScriptedStack(*flags) as stack,
+        Client(stack.scheduler.internal_target, timeout=20) as stack.client,
+        stack.worker(),
+    ):
+        with Client(stack.scheduler.target, tls=tls, token=token, timeout=20) as client:
+            assert client.generate([1, 2, 3]).text == "known"
+        with Client(stack.scheduler.target, tls=tls, timeout=20) as client, pytest.raises(UnauthenticatedError):
+            client.models()
+    files.key.write_text("no key")
+    broken = SchedulerProcess(*flags)
+    try:
+        assert broken.run_to_end() == 2
+        assert broken.log()[-1]["event"].startswith(f"scheduler: --tls-key {files.key}: ")
+    finally:
+        broken.close()
 
 
 async def test_headers_have_limits() -> None:

@@ -53,6 +53,18 @@ def test_weights_of_tenants_come_as_pairs_or_as_a_map(monkeypatch: pytest.Monkey
     assert config.load(["--tenant-weights", "c=1.5,d=9"]).tenant_weights == {"c": 1.5, "d": 9.0}
 
 
+def test_a_public_address_needs_somebody_who_is_asked_for_credentials() -> None:
+    for flags in (["--auth-tokens-file", "t"], ["--auth-jwks-file", "j"], ["--allow-unauthenticated"]):
+        assert config.load(["--host", "0.0.0.0", *flags]).host == "0.0.0.0"
+    certificates = ["--tls-cert", "c", "--tls-key", "k"]
+    assert config.load(["--host", "::", *certificates, "--tls-client-ca", "a"]).host == "::"
+    with pytest.raises(ConfigError, match="without authentication"):
+        config.load(["--host", "0.0.0.0", *certificates])
+    with pytest.raises(ConfigError, match="--zmq-curve-dir"):
+        config.load(["--worker-endpoint", "tcp://0.0.0.0:5571"])
+    assert config.load(["--worker-endpoint", "tcp://0.0.0.0:5571", "--zmq-curve-dir", "d"]).zmq_curve_dir == Path("d")
+
+
 def test_a_port_set_by_kubernetes_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGEWIRE_PORT", "tcp://10.0.0.1:50051")
     assert config.load([]).port == 50051

@@ -1,5 +1,6 @@
 """Requests of n outputs: names, endings, what is kept."""
 
+import gc
 from array import array
 
 import pytest
@@ -133,3 +134,33 @@ def test_ended_requests_are_kept_within_time_number_and_size() -> None:
     assert kept.get("t", "large", 14.0) is again
     kept.keep(over(""), 14.0)
     assert len(kept) == 1
+
+
+def test_what_is_kept_and_forgotten_leaves_nothing_to_the_collector() -> None:
+    """The scheduler looks for cycles seldom: requests that are kept for a while must go without it."""
+    requests, ended = Requests(), EndedRequests(num_requests=2)
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(5):
+            request = requests.add(9, 3, submission(key=number, request_id=f"r{number}", n=2))
+            for index in range(2):
+                end(request, index, EndReason.LENGTH)
+            ended.keep(request, 10.0)
+            requests.remove(request)
+            requests.remove(request)
+        del request
+        assert requests.num_of("t") == 0
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_live_requests_of_a_tenant_are_counted() -> None:
+    requests = Requests()
+    taken = [requests.add(9, 3, submission(key=n, request_id=str(n), tenant="ab"[n % 2])) for n in range(3)]
+    assert (requests.num_of("a"), requests.num_of("b"), requests.num_of("c")) == (2, 1, 0)
+    for request in taken:
+        requests.remove(request)
+        requests.remove(request)
+    assert (requests.num_of("a"), requests.num_of("b")) == (0, 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
-from pagewire.v1 import admin_pb2, generation_pb2, model_pb2
+from pagewire.v1 import admin_pb2, cache_pb2, generation_pb2, model_pb2
 from pagewire.v1.admin_pb2_grpc import AdminServiceStub
 from pagewire.v1.cache_pb2_grpc import CacheServiceStub
 from pagewire.v1.generation_pb2_grpc import GenerationServiceStub
@@ -208,6 +208,14 @@ class AsyncClient:
         """Whether each page of a prompt (text, token ids or a conversation) is cached, and why not."""
         message = explain_prefix_request(prompt, cache_salt)
         return convert.pages(await self._read(CacheServiceStub(self._channel).ExplainPrefix, message, timeout))
+
+    async def warm_prefix(
+        self, prompt: Prompt | Messages, *, cache_salt: str = "", timeout: float | None = None
+    ) -> int:
+        """Computes a prompt so that later requests find it cached; how many of its tokens are cached then."""
+        message = cache_pb2.WarmPrefixRequest(prefix=explain_prefix_request(prompt, cache_salt).prefix)
+        method = CacheServiceStub(self._channel).WarmPrefix
+        return int((await self._call(method, message, timeout or self._timeout)).cached_tokens)
 
     async def close(self) -> None:
         """Closes the connection; calls still running end with RequestCancelledError."""

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from pagewire.v1 import admin_pb2, generation_pb2, model_pb2
+from pagewire.v1 import admin_pb2, cache_pb2, generation_pb2, model_pb2
 from pagewire.v1.admin_pb2_grpc import AdminServiceStub
 from pagewire.v1.cache_pb2_grpc import CacheServiceStub
 from pagewire.v1.generation_pb2_grpc import GenerationServiceStub
@@ -219,6 +219,13 @@ class Client:
         """Whether each page of a prompt (text, token ids or a conversation) is cached, and why not."""
         message = explain_prefix_request(prompt, cache_salt)
         return convert.pages(self._read(CacheServiceStub(self._channel).ExplainPrefix, message, timeout))
+
+    def warm_prefix(self, prompt: Prompt | Messages, *, cache_salt: str = "", timeout: float | None = None) -> int:
+        """Computes a prompt so that later requests find it cached; how many of its tokens are cached then."""
+        message = cache_pb2.WarmPrefixRequest(prefix=explain_prefix_request(prompt, cache_salt).prefix)
+        return int(
+            self._call(CacheServiceStub(self._channel).WarmPrefix, message, timeout or self._timeout).cached_tokens
+        )
 
     def close(self) -> None:
         """Closes the connection; calls still running end with RequestCancelledError."""
