@@ -55,7 +55,7 @@ def test_listing(target: str) -> None:
 def test_streaming(target: str) -> None:
     events = objects(run(COMMANDS[1], target))
     assert "summary" in events[-1]
-    assert events[-1]["summary"]["usage"]["promptTokens"]
+    assert events[-1]["summary"]["usage"]["output_tokens"] == 8
 
 
 def test_a_unary_call(target: str) -> None:
