@@ -34,7 +34,8 @@ class RefusedError(ValueError):
 
 
 def _of_json_schema(schema: str) -> str:
-    return LLMatcher.grammar_from_json_schema(closed_schema(json.loads(schema)), overrides=_NO_BLANKS)  # type: ignore[arg-type]
+    closed = json.dumps(closed_schema(json.loads(schema)))
+    return LLMatcher.grammar_from_json_schema(closed, overrides=_NO_BLANKS)  # type: ignore[arg-type]
 
 
 def _of_choice(texts: list[str]) -> str:
