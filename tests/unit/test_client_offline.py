@@ -5,7 +5,14 @@ from typing import Any
 
 import grpc
 import pytest
-from pagewire_client import LLM, Generation, InvalidRequestError, SamplingParams, StructuredOutputsParams
+from pagewire_client import (
+    LLM,
+    Generation,
+    GuidedDecodingParams,
+    InvalidRequestError,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from pagewire_client.engine_arguments import stack_arguments
 from pagewire_client.options import text_request
 from pagewire_client.request_output import request_output
@@ -108,10 +115,12 @@ def test_a_failed_prompt_has_an_empty_output_and_its_error() -> None:
     assert [(each.text, each.finish_reason) for each in result.outputs] == [("", "failed")]
 
 
-@pytest.mark.parametrize("name", ["structured_outputs", "guided_decoding"])
-def test_forms_are_asked_for_by_the_names_people_know(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [("structured_outputs", StructuredOutputsParams), ("guided_decoding", GuidedDecodingParams)]
+)
+def test_forms_are_asked_for_by_the_names_people_know(name: str, kind: type[StructuredOutputsParams]) -> None:
     def structured(**form: Any) -> Any:
-        params = SamplingParams(**{name: StructuredOutputsParams(**form)})
+        params = SamplingParams(**{name: kind(**form)})
         return text_request("hi", params.options()).structured
 
     assert structured(json={"type": "object"}).json_schema == '{"type": "object"}'

@@ -55,7 +55,7 @@ from .results import (
     TokenLogprob,
     Usage,
 )
-from .sampling_params import SamplingParams, StructuredOutputsParams
+from .sampling_params import GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -77,6 +77,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "Generation",
+    "GuidedDecodingParams",
     "HealthStatus",
     "Heartbeat",
     "InternalError",

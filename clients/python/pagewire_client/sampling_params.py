@@ -30,6 +30,10 @@ class StructuredOutputsParams:
         return {"json_schema" if name == "json" else name: value for name, value in given.items()}
 
 
+GuidedDecodingParams = StructuredOutputsParams
+"""Its older name."""
+
+
 @names_nearest
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
