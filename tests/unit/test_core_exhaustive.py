@@ -11,6 +11,8 @@ def troubles(bench: CoreBench, kind: str, key: int) -> None:
         bench.cancel(key)
     elif kind == "stop":
         bench.stop(key, max(0, len(bench.outputs[key]) - 1))
+    elif kind == "preempt":
+        bench.submit(10 + key, [30 + key, 40, 50], 2, stops=(), priority=1)
     elif kind == "lose":
         bench.lose()
         bench.join(card(pages=6, size=2))
@@ -21,12 +23,12 @@ def troubles(bench: CoreBench, kind: str, key: int) -> None:
         bench.result(failed=kind == "fail", nan_rows=[row for row in rows if row == key])
 
 
-@pytest.mark.parametrize("kind", ["cancel", "stop", "lose", "fail", "nan"])
+@pytest.mark.parametrize("kind", ["cancel", "stop", "preempt", "lose", "fail", "nan"])
 @pytest.mark.parametrize("key", [0, 1, 2])
 @pytest.mark.parametrize("caching", [True, False])
 def test_trouble_at_every_moment(kind: str, key: int, caching: bool) -> None:
     """A moment is between any two calls: after plan n + 1 and before result n among them."""
-    moment, happened = 0, True
+    moment, happened, num_preemptions = 0, True, 0
     while happened:
         bench = CoreBench(config(tokens=4, rows=3, enable_prefix_caching=caching), card(pages=6, size=2))
         for number, prompt in enumerate(PROMPTS):
@@ -43,5 +45,7 @@ def test_trouble_at_every_moment(kind: str, key: int, caching: bool) -> None:
                 bench.result()
             calls += 1
         bench.finish()
+        num_preemptions += bench.core.counts().num_preemptions
         moment += 1
     assert moment > 20
+    assert num_preemptions > moment or kind != "preempt"
