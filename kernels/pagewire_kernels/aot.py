@@ -197,7 +197,7 @@ def _quantized_builds(hip: bool) -> Iterator[Build]:
         sizes = {"NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs, "CHUNKS": chunks, "SUBGROUPS": subgroups}
         dtypes = {"BF16": data == "*bf16", "SCALE_BF16": False}
         product = {**sizes, **dtypes, "X_STRIDE": num_inputs, "BIAS": True, "PDL": not hip}
-        packed = packed_linear.packed_tiles(rows, tiles, chunks, hip)
+        packed = packed_linear.packed_tiles(rows, tiles, chunks, hopper=not hip)
         yield Build(
             f"packed_linear[{name}]",
             packed_linear.packed_linear_kernel,

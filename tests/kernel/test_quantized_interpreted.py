@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pagewire_kernels.reference import DequantizedProduct
+from pagewire_kernels.reference import DequantizedProduct, dequantize
 from pagewire_kernels.triton import TritonKernels
+from pagewire_kernels.triton.packed_linear import PackedTiles, packed_linear
+from pagewire_kernels.triton.packed_weight import pack_weight
 from pagewire_kernels.triton.quantized_linear import PackedProduct
 from support.kernel_cases import poison_allocations
 from support.quantized_checks import FORMS, check_floats, check_products, quantized_weight
@@ -44,6 +46,20 @@ def test_products_of_many_rows_use_floats_made_by_panels_or_kept(
     product.keep_floats()
     assert product.num_bytes == bytes_before + product.num_float_bytes == bytes_before + 192 * 256 * 2
     torch.testing.assert_close(product(x, None), by_panels, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("tiles", [(64, 16, 1), (64, 16, 3), (128, 32, 2), (128, 16, 5)], ids=str)
+def test_every_way_to_cut_a_product_up(kernels: TritonKernels, tiles: tuple[int, int, int]) -> None:
+    """Outputs and rows that are no multiple of a tile's, splits that take unequal shares of 5 chunks."""
+    weight = quantized_weight(200, 608, 64, 4)
+    outputs, rows, splits = tiles
+    x, bias = torch.randn(20, 608).half(), torch.randn(200).half()
+    counters = torch.zeros(64, dtype=torch.int32)
+    cut = PackedTiles(outputs=outputs, rows=rows, splits=splits, warps=4, stages=1)
+    found = packed_linear(x, pack_weight(weight, torch.float16), bias, counters, cut)
+    expected = x.float() @ dequantize(weight, torch.float16).float().t() + bias.float()
+    assert (found.float() - expected).norm() < 2e-3 * expected.norm()
+    assert not counters.any()
 
 
 @pytest.mark.parametrize("reason", ["float32 inputs", "float32 scales", "odd inputs", "odd groups", "offsets", "zeros"])

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from pagewire_kernels.quantized import QuantizedWeight
 from pagewire_kernels.reference import dequantize
-from pagewire_kernels.triton.launch import ceil_div, next_power_of_two, on_nvidia
+from pagewire_kernels.triton.launch import ceil_div, next_power_of_two, on_hip
 
 LARGEST = 448.0
 """Of float8_e4m3fn."""
@@ -188,7 +188,7 @@ def check_float8(weight: QuantizedWeight, dtype: torch.dtype) -> None:
 @lru_cache
 def can_multiply(device: torch.device, in_blocks: bool) -> bool:
     """Whether a product of float8 works here and agrees with the one in floats."""
-    if device.type != "cuda" or not on_nvidia() or torch.cuda.get_device_capability(device) < (8, 9):
+    if device.type != "cuda" or on_hip() or torch.cuda.get_device_capability(device) < (8, 9):
         return False
     values = torch.linspace(-1, 1, 64 * 256, device=device).view(64, 256)
     weight = QuantizedWeight(

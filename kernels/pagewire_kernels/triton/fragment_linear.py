@@ -9,8 +9,8 @@ to the sums of a group. The warps of a program take turns along the inputs, and 
 order: results do not depend on timing.
 
 Nothing here waits for the kernel before until its first codes are on their way (PDL: the rows alone depend on it).
-NVIDIA only: the matrix instruction is inline PTX, which Triton's interpreter and other backends do not have. The names
-of a block's parts are those of ``packed_weight.py``.
+NVIDIA from Hopper on only: the arithmetic is inline PTX, which Triton's interpreter and other backends do not have. The
+names of a block's parts are those of ``packed_weight.py``.
 """
 
 from dataclasses import dataclass

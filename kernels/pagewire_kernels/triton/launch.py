@@ -51,9 +51,12 @@ def on_hip() -> bool:
     return torch.version.hip is not None
 
 
-def on_nvidia() -> bool:
-    """Whether kernels run compiled on an NVIDIA device: neither on ROCm nor in the interpreter."""
-    return torch.version.cuda is not None and not triton.knobs.runtime.interpret
+@lru_cache
+def on_hopper() -> bool:
+    """Whether kernels run compiled on an NVIDIA device from Hopper on, which has early launch and packed bfloat16."""
+    if torch.version.cuda is None or triton.knobs.runtime.interpret or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability() >= (9, 0)
 
 
 def num_splits(num_sequences: int, num_kv_heads: int, max_kv_len: int, processors: int) -> int:

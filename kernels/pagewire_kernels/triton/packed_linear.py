@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire_kernels.triton.launch import ceil_div, next_power_of_two, on_hip, on_nvidia
+from pagewire_kernels.triton.launch import ceil_div, next_power_of_two, on_hopper
 from pagewire_kernels.triton.packed_weight import TILE_OUTPUTS, PackedWeight
 
 MAX_TILE_ROWS = 128
@@ -167,10 +167,13 @@ class PackedTiles:
     stages: int
 
 
-def packed_tiles(num_rows: int, num_tiles: int, num_chunks: int, hip: bool) -> PackedTiles:
-    """Many outputs fill the device by themselves; few are split along the inputs, the more the fewer rows there are."""
+def packed_tiles(num_rows: int, num_tiles: int, num_chunks: int, hopper: bool) -> PackedTiles:
+    """Many outputs fill the device by themselves; few are split along the inputs, the more the fewer rows there are.
+
+    Nothing was measured but on Hopper; elsewhere tiles are such as fit.
+    """
     rows = min(max(16, next_power_of_two(num_rows)), MAX_TILE_ROWS)
-    if hip:
+    if not hopper:
         return PackedTiles(outputs=64, rows=min(rows, 64), splits=1, warps=4, stages=1)
     is_wide, is_narrow = num_tiles >= 256, num_tiles <= 64
     most = max(1, num_chunks // 4)
@@ -202,7 +205,8 @@ def packed_linear(
     """
     x = x if x.stride(1) == 1 and x.stride(0) % 8 == 0 else x.contiguous()
     num_rows, device = x.shape[0], x.device
-    tiles = tiles or packed_tiles(num_rows, packed.num_tiles, packed.num_chunks, on_hip())
+    hopper = on_hopper()
+    tiles = tiles or packed_tiles(num_rows, packed.num_tiles, packed.num_chunks, hopper)
     grid = (ceil_div(packed.num_tiles * TILE_OUTPUTS, tiles.outputs), tiles.splits, ceil_div(num_rows, tiles.rows))
     out = torch.empty((num_rows, packed.num_outputs), dtype=x.dtype, device=device)
     partial = counters
@@ -210,7 +214,6 @@ def packed_linear(
         partial = torch.empty(
             grid[0] * grid[2] * tiles.splits * tiles.outputs * tiles.rows, dtype=torch.float32, device=device
         )
-    on_gpu = on_nvidia()
     packed_linear_kernel[grid](
         x,
         packed.words,
@@ -232,10 +235,10 @@ def packed_linear(
         ROWS=tiles.rows,
         OUTPUTS=tiles.outputs,
         NUM_STAGES=tiles.stages,
-        ASM=on_gpu,
-        PDL=on_gpu,
+        ASM=hopper,
+        PDL=hopper,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **({"launch_pdl": True} if on_gpu else {}),
+        **({"launch_pdl": True} if hopper else {}),
     )
     return out

@@ -21,7 +21,7 @@ from pagewire_kernels.triton.launch import (
     num_processors,
     num_splits,
     on_hip,
-    on_nvidia,
+    on_hopper,
 )
 from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_rows, softmax_step
 from pagewire_kernels.triton.shared_prefix import (
@@ -231,6 +231,6 @@ def paged_decode(
         MIN_SHARED_SPLIT=MIN_SHARED_SPLIT,
         SHARED_TILE=tile_tokens(q.dtype),
         NUM_STAGES=tiles.num_stages,
-        PDL=on_nvidia(),
+        PDL=on_hopper(),
         num_warps=tiles.num_warps,
     )

@@ -1,6 +1,6 @@
 """Products with quantised weights: which kernel takes how many rows, and with which tiles.
 
-Up to 8 rows ``fragment_linear`` (NVIDIA only), from there ``packed_linear``, both straight from the packed codes. For
+Up to 8 rows ``fragment_linear`` (from Hopper on), then ``packed_linear``, both straight from the packed codes. For
 many rows arithmetic is the limit and cuBLAS has no equal: it gets floats, from a copy kept for it or made anew each
 time, a panel of outputs at a time, in scratch that all weights of a device share. Every choice follows from shapes.
 """
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pagewire_kernels.quantized import QuantizedWeight
 from pagewire_kernels.triton.fragment_linear import MAX_ROWS as MAX_FRAGMENT_ROWS
 from pagewire_kernels.triton.fragment_linear import fragment_linear
-from pagewire_kernels.triton.launch import on_nvidia
+from pagewire_kernels.triton.launch import on_hopper
 from pagewire_kernels.triton.packed_linear import packed_linear
 from pagewire_kernels.triton.packed_weight import TILE_OUTPUTS, PackedWeight, pack_weight
 from pagewire_kernels.triton.unpack_weight import unpack_tiles
@@ -73,7 +73,7 @@ class PackedProduct:
         if self._perm is not None:
             x = x.index_select(1, self._perm)
         rows = x.shape[0]
-        if 0 < rows <= MAX_FRAGMENT_ROWS and on_nvidia():
+        if 0 < rows <= MAX_FRAGMENT_ROWS and on_hopper():
             return fragment_linear(x, self._packed, bias)
         if 0 < rows <= (MAX_PACKED_ROWS if self._floats is not None else MAX_PACKED_ROWS_ALONE):
             return packed_linear(x, self._packed, bias, self._counters)

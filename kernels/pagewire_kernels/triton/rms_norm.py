@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire_kernels.triton.launch import next_power_of_two, on_nvidia
+from pagewire_kernels.triton.launch import next_power_of_two, on_hopper
 
 
 @triton.jit
@@ -84,7 +84,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
             X_STRIDE=x.stride(0),
             SIZE=size,
             TILE=tile,
-            PDL=on_nvidia(),
+            PDL=on_hopper(),
             num_warps=num_warps_for(tile),
         )
     return out
@@ -108,7 +108,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
             RESIDUAL_STRIDE=residual.stride(0),
             SIZE=size,
             TILE=tile,
-            PDL=on_nvidia(),
+            PDL=on_hopper(),
             num_warps=num_warps_for(tile),
         )
     return out

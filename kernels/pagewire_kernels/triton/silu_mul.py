@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire_kernels.triton.launch import ceil_div, on_nvidia
+from pagewire_kernels.triton.launch import ceil_div, on_hopper
 
 TILE_COLUMNS = 1024
 
@@ -35,6 +35,6 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         silu_mul_kernel[(rows, ceil_div(size, TILE_COLUMNS))](
-            gate_up, out, ROW_STRIDE=gate_up.stride(0), SIZE=size, TILE=TILE_COLUMNS, PDL=on_nvidia(), num_warps=4
+            gate_up, out, ROW_STRIDE=gate_up.stride(0), SIZE=size, TILE=TILE_COLUMNS, PDL=on_hopper(), num_warps=4
         )
     return out

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire_kernels.triton.launch import on_hip, on_nvidia
+from pagewire_kernels.triton.launch import on_hip, on_hopper
 
 MAX_ROWS = 32
 TILE_OUTPUTS = 64
@@ -158,9 +158,9 @@ def skinny_linear(
             OUTPUTS=VECTOR_OUTPUTS,
             INPUTS=VECTOR_INPUTS,
             NUM_STAGES=1 if on_hip() else 3,
-            PDL=on_nvidia(),
+            PDL=on_hopper(),
             num_warps=4,
-            **({"launch_pdl": True} if on_nvidia() else {}),
+            **({"launch_pdl": True} if on_hopper() else {}),
         )
         return out
     splits, padded = num_splits(num_outputs, num_inputs), 16 if num_rows <= 16 else MAX_ROWS
