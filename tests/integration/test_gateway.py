@@ -9,7 +9,8 @@ from typing import Any
 import openai
 import pytest
 from support.conditions import wait_until
-from support.gateway_thread import GatewayThread
+from support.gateway_process import GatewayProcess
+from support.scheduler_process import SchedulerProcess
 from support.scripted_rows import Limits
 from support.scripted_stack import ScriptedStack
 from support.toy_tokenizer import BOS
@@ -29,21 +30,28 @@ def stack() -> Iterator[ScriptedStack]:
 
 
 @pytest.fixture(scope="module")
-def gateway(stack: ScriptedStack) -> Iterator[GatewayThread]:
-    with GatewayThread(stack.scheduler.target) as running:
+def gateway(stack: ScriptedStack) -> Iterator[GatewayProcess]:
+    with GatewayProcess(stack.scheduler.target) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(gateway: GatewayThread) -> Iterator[openai.OpenAI]:
+def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="anything", max_retries=0) as found:
         yield found
 
 
-def test_models_and_health(client: openai.OpenAI, gateway: GatewayThread) -> None:
+def test_models_and_health(client: openai.OpenAI, gateway: GatewayProcess) -> None:
     assert [model.id for model in client.models.list()] == ["toy"]
-    with urllib.request.urlopen(f"{gateway.url}/health", timeout=10) as answer:
-        assert answer.status == 200
+    assert gateway.is_serving()
+
+
+def test_it_stops_when_told_and_says_when_its_server_is_gone() -> None:
+    with SchedulerProcess() as scheduler, GatewayProcess(scheduler.target, scheduler.start_worker) as gateway:
+        scheduler.process.kill()
+        scheduler.process.wait(10)
+        wait_until(lambda: not gateway.is_serving(), "it is not healthy")
+        assert gateway.stop() == 0
 
 
 def test_a_chat_whole_and_streamed(client: openai.OpenAI, stack: ScriptedStack) -> None:
@@ -114,7 +122,7 @@ def test_forms_and_tools_reach_the_server(client: openai.OpenAI, stack: Scripted
     assert answer.usage is not None
 
 
-def test_errors_have_openais_shape(client: openai.OpenAI, gateway: GatewayThread, stack: ScriptedStack) -> None:
+def test_errors_have_openais_shape(client: openai.OpenAI, gateway: GatewayProcess, stack: ScriptedStack) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="another", messages=GREETING)
     assert missing.value.code == "model_not_found"

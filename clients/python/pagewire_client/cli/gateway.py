@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -32,4 +34,11 @@ def gateway(
     access = ACCESS.get()
     metadata = () if access.tenant is None else ((TENANT_KEY, access.tenant),)
     app = make_app(lambda: Upstream(target, tls=access.tls, token=access.token, metadata=metadata))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn ends gracefully, then raises the signal once more: that is no death by a signal.
+        signal.signal(number, _stopped)
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=30)
+
+
+def _stopped(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
