@@ -147,11 +147,11 @@ class Front:
     async def stop(self, seconds: float) -> None:
         """Takes no more requests, gives the running ones so long, or what a drain leaves them, then ends everything.
 
-        Clients are told to go away (GOAWAY) when none is left. Idempotent.
+        0: they get nothing. Clients are told to go away (GOAWAY) when none is left. Idempotent.
         """
         self._state.stop()
         await self._health.close()
-        if not await self.in_flight.wait_patiently(max(seconds, self._state.drain_seconds_left)):
+        if not await self.in_flight.wait_patiently(seconds and max(seconds, self._state.drain_seconds_left)):
             self.link.fail_all(UnavailableError("the server stops", reason=Reason.SHUTDOWN.value, retry_ms=1000))
             await self.in_flight.wait_idle(STOP_SECONDS)
         servers, self._servers = self._servers, []

@@ -350,6 +350,9 @@ async def test_admin_answers_on_the_internal_port_alone() -> None:
     async with front_stack(internal_port=0) as stack:
         public = admin_pb2_grpc.AdminServiceStub(stack.channel)
         assert (await failure(public.GetLoad(admin_pb2.GetLoadRequest()))).code() == grpc.StatusCode.UNIMPLEMENTED
+        cache = cache_pb2_grpc.CacheServiceStub(stack.channel)
+        error = await failure(cache.ResetPrefixCache(cache_pb2.ResetPrefixCacheRequest()))
+        assert error.code() == grpc.StatusCode.PERMISSION_DENIED
         async with grpc.aio.insecure_channel(f"127.0.0.1:{stack.front.internal_port}") as channel:
             admin = admin_pb2_grpc.AdminServiceStub(channel)
             assert (await admin.GetLoad(admin_pb2.GetLoadRequest())).num_workers == 1
