@@ -24,6 +24,7 @@ NO_PARENT = PageHash(bytes(HASH_BYTES))
 """What is told of a first page's parent; never hashed."""
 
 _TOKEN_BYTES = 4
+_FOREIGN_ORDER = sys.byteorder == "big"
 
 
 def root_hash(key: bytes, salt: str, model: str, adapter: str, tenant: str = "") -> bytes:
@@ -60,7 +61,7 @@ def hash_pages(
     a page of 32.
     """
     page_bytes = page_size * _TOKEN_BYTES
-    view = _little_endian_bytes(token_ids)
+    view = _swapped(token_ids) if _FOREIGN_ORDER else token_ids.tobytes()
     previous = root if parent is None else parent
     names: list[bytes] = []
     for start in range(start_page * page_bytes, len(view) - page_bytes + 1, page_bytes):
@@ -69,9 +70,7 @@ def hash_pages(
     return cast("list[PageHash]", names)
 
 
-def _little_endian_bytes(token_ids: "array[int]") -> bytes:
-    if sys.byteorder == "little":
-        return token_ids.tobytes()
+def _swapped(token_ids: "array[int]") -> bytes:
     swapped = array("i", token_ids)
     swapped.byteswap()
     return swapped.tobytes()

@@ -64,6 +64,11 @@ MOVES: Final[dict[State, tuple[State, ...]]] = {
 }
 
 
+_WAITING = State.WAITING
+_ACCEPTING = (State.RUNNING, State.LANDING)
+"""States in which a token that comes is taken."""
+
+
 class Residence:
     """One admission of a request to one worker: from row to release."""
 
@@ -245,14 +250,15 @@ class Request:
         Raises:
             InvariantViolation: the table does not allow the move.
         """
-        if state not in MOVES[self.state]:
-            raise InvariantViolation(f"request {self.key} cannot go from {self.state.value} to {state.value}")
-        if state is State.WAITING:
+        before = self.state
+        if state not in MOVES[before]:
+            raise InvariantViolation(f"request {self.key} cannot go from {before.value} to {state.value}")
+        if state is _WAITING:
             self.account.begin_wait(self.num_tokens)
-        elif self.state is State.WAITING:
+        elif before is _WAITING:
             self.account.end_wait(self.num_tokens)
         self.state = state
-        self.accepts_tokens = state is State.RUNNING or state is State.LANDING
+        self.accepts_tokens = state in _ACCEPTING
 
     def known_tokens(self) -> "array[int]":
         """Prompt and output, copied."""

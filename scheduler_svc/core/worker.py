@@ -192,13 +192,14 @@ class Worker:
 
         The lane sampled in the last step done.
         """
-        if not lane.request.accepts_tokens:
+        request, row, offset = lane
+        if not request.accepts_tokens:
             return
-        output = lane.request.output
-        first_step = len(output) - lane.offset
+        output = request.output
+        first_step = len(output) - offset
         if first_step <= self.done_step:
-            output.extend(self.ring.take(lane.row, first_step, self.done_step))
-            lane.request.last_token_at = self.done_at
+            output.extend(self.ring.take(row, first_step, self.done_step))
+            request.last_token_at = self.done_at
 
     def drop(self, request: Request) -> None:
         """Nobody wants what steps in flight sample for a request."""

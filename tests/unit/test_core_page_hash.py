@@ -94,7 +94,7 @@ def test_names_do_not_depend_on_the_hosts_byte_order(monkeypatch: pytest.MonkeyP
     swapped = array("i", [1, 2, 3, 4])
     swapped.byteswap()
     little = names([1, 2, 3, 4])
-    monkeypatch.setattr("scheduler_svc.core.page_hash.sys.byteorder", "big")
+    monkeypatch.setattr("scheduler_svc.core.page_hash._FOREIGN_ORDER", True)
     assert names(list(swapped)) == little
 
 
