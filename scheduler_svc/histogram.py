@@ -29,7 +29,8 @@ class Histogram:
 
     def observe(self, value: float, times: int = 1) -> None:
         """One value, as often as it was seen; less than nothing (a clock of two processes) is nothing."""
-        value = max(value, 0.0)
+        if value < 0:
+            value = 0.0
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 

@@ -119,7 +119,9 @@ class Batcher:
         computed = residence.computed_before(step_id)
         to_page = len(residence.pages) * worker.page_size - computed  # steps it can do before it needs a page
         if to_page == 0:
-            if not self._supply.obtain(residence):
+            if worker.pool.num_available:
+                self.draft.append_page(residence, worker.pool.take_one())
+            elif not self._supply.obtain(residence):
                 if residence.lane is not None:
                     worker.sit_out(residence)
                 return

@@ -121,17 +121,17 @@ class PagePool:
         if after is not None:
             self._deferred.setdefault(after, []).append((pages, hashes))
             return
-        refs, is_named, num_hashes = self.refs, self.cache.is_named, len(hashes)
-        for index in range(len(pages) - 1, -1, -1):  # tails first: they shall be evicted first
-            page = pages[index]
-            count = refs[page] = refs[page] - 1
-            if is_named(page):
-                if count == 0:
-                    self._cached[page] = None
+        refs, names, cached, index = self.refs, self.cache.names, self._cached, len(pages)
+        for page in reversed(pages):  # tails first: they shall be evicted first
+            index -= 1
+            refs[page] = count = refs[page] - 1
+            if page in names:
+                if not count:
+                    cached[page] = None
                 continue
-            if count == 0:
+            if not count:
                 self._free.append(page)
-            if index < num_hashes:
+            if index < len(hashes):
                 self._touch(hashes[index])
 
     def forget(self) -> int:

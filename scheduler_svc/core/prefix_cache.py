@@ -13,11 +13,12 @@ from scheduler_svc.core.types import PageHash, PageId
 class PrefixCache:
     """Named pages of one worker."""
 
-    __slots__ = ("_name_of", "_num_children", "_page_of")
+    __slots__ = ("_num_children", "_page_of", "names")
 
     def __init__(self) -> None:
         self._page_of: dict[PageHash, PageId] = {}
-        self._name_of: dict[PageId, tuple[PageHash, PageHash]] = {}
+        self.names: dict[PageId, tuple[PageHash, PageHash]] = {}
+        """Hash and parent's hash of each named page; to be read only."""
         self._num_children: dict[PageHash, int] = {}
 
     def __len__(self) -> int:
@@ -63,18 +64,18 @@ class PrefixCache:
 
     def name_of(self, page: PageId) -> tuple[PageHash, PageHash] | None:
         """Hash and parent's hash of a page; None if it is not named."""
-        return self._name_of.get(page)
+        return self.names.get(page)
 
     def is_named(self, page: PageId) -> bool:
         """Whether others can find the page."""
-        return page in self._name_of
+        return page in self.names
 
     def bind(self, page: PageId, page_hash: PageHash, parent: PageHash) -> bool:
         """Names a page. False, and nothing done, if the name or the page is taken."""
-        if page_hash in self._page_of or page in self._name_of:
+        if page_hash in self._page_of or page in self.names:
             return False
         self._page_of[page_hash] = page
-        self._name_of[page] = (page_hash, parent)
+        self.names[page] = (page_hash, parent)
         self._num_children[parent] = self._num_children.get(parent, 0) + 1
         return True
 
@@ -84,7 +85,7 @@ class PrefixCache:
 
     def unbind(self, page: PageId) -> PageHash:
         """Takes a page's name away, and tells it."""
-        page_hash, parent = self._name_of.pop(page)
+        page_hash, parent = self.names.pop(page)
         del self._page_of[page_hash]
         self._num_children[parent] -= 1
         if not self._num_children[parent]:

@@ -153,14 +153,14 @@ class Application:
         for request, index, page in self._record.fills:
             if (index + 1) * page_size > request.num_prompt:
                 worker.collect(request)  # before the ring has come round
-            names = request.names(index + 1, page_size)
-            if index >= len(names) or request.broken:  # a token of the page was dropped, or it was not reliably written
+            names = request.hashes
+            if names is None or request.broken:  # it has no name, or was not reliably written
                 continue
+            if index >= len(names) and index >= len(request.names(index + 1, page_size)):
+                continue  # a token of the page was dropped
             pool.publish(page, names[index], names[index - 1] if index else NO_PARENT)
-            if claims:
-                parked = claims.end(names[index])
-                if parked:
-                    worker.queue.merge(parked)
+            if claims and (parked := claims.end(names[index])):
+                worker.queue.merge(parked)
 
     def finish(self) -> None:
         """Ends or holds requests at their stop token or length; of both, the stop token is the truth."""

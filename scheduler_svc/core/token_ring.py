@@ -38,9 +38,9 @@ class TokenRing:
 
     def take(self, row: Row, first_step: int, last_step: int) -> "array[int]":
         """A row's tokens of these steps, at most ``length`` of them."""
-        base, start = row * self._length, first_step % self._length
+        begin, start = row * self._length, first_step % self._length
         stop = start + last_step - first_step + 1
-        taken = self._tokens[base + start : base + min(stop, self._length)]
-        if stop > self._length:
-            taken += self._tokens[base : base + stop - self._length]
-        return taken
+        if stop <= self._length:
+            return self._tokens[begin + start : begin + stop]
+        end = begin + self._length
+        return self._tokens[begin + start : end] + self._tokens[begin : begin + stop - self._length]

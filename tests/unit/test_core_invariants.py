@@ -164,7 +164,7 @@ def two_names(broken: Broken) -> None:
 
 def wrong_name(broken: Broken) -> None:
     page = broken.pool.cached_pages()[0]
-    broken.pool.cache._name_of[page] = (name(1), NO_PARENT)
+    broken.pool.cache.names[page] = (name(1), NO_PARENT)
 
 
 def miscount_load(broken: Broken) -> None:
