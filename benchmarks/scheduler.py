@@ -13,7 +13,7 @@ replaced; one row in ``page_size`` crosses into a new page; every tenth request 
 
 Rows: {scenario, running, p50_us, p99_us, plan_bytes, cpu_us, submit_us}. ``cpu_us`` is the mean processor time of a
 step, ``plan_bytes`` the median size of a plan, ``submit_us`` the median time in which the submissions of a step are
-taken; ``steady`` is a decode step in which nobody comes or goes. Runs of one scenario do the same work step by step:
+taken; in ``steady`` steps nobody comes or goes. Runs of one scenario do the same work step by step:
 with ``--runs`` above 1 each step counts with the least of its costs, so that what the machine's other users take away
 is not counted.
 """
@@ -126,10 +126,12 @@ class Bench:
 
     # The imitated front and worker: bytes for the scheduler.
 
-    def submission(self, max_tokens: int) -> front_pb2.Submit:
+    def submission(self, max_tokens: int, num_more: int = 0) -> front_pb2.Submit:
+        """``num_more``: prompt tokens beside the usual ones."""
         self.num_submitted += 1
-        start = self.random.randrange(len(self.pool) - self.scenario.prompt)
-        prompt = self.pool[start : start + self.scenario.prompt]
+        num_prompt = self.scenario.prompt + num_more
+        start = self.random.randrange(len(self.pool) - num_prompt)
+        prompt = self.pool[start : start + num_prompt]
         prompt[0] = self.num_submitted % VOCABULARY
         stops = [EOS] if self.num_submitted % 10 else [EOS, 3]
         return front_pb2.Submit(
@@ -223,8 +225,10 @@ class Bench:
         scenario = self.scenario
         submits = []
         for index in range(scenario.running):
-            left = 1 << 20 if scenario.output is None else 8 + scenario.output * (index + 1) // scenario.running
-            submits.append(self.submission(min(left, 4096)))
+            if scenario.output is None:  # prompts differ, so that each step some rows cross into a new page
+                submits.append(self.submission(4096, index % PAGE_SIZE))
+            else:
+                submits.append(self.submission(8 + scenario.output * (index + 1) // scenario.running))
         self.apply(self.read_front(self.front_bytes(submits)))
         for step in range(PAGE_SIZE):
             if step >= 2:
