@@ -207,9 +207,8 @@ class Application:
             lane = record.lane_at(place)
             if token_ids[place] in lane.request.stop_token_ids:
                 ends[place] = lane
-        for lane in record.finals:
-            if (last := record.place_of(lane.row)) is not None:
-                ends[last] = lane
+        last = ((record.place_of(lane.row), lane) for lane in record.finals)
+        ends.update((place, lane) for place, lane in last if place is not None)
         self._at_end = [(ends[place].request, token_ids[place]) for place in sorted(ends.keys() - record.dropped)]
 
     def _see_prompt(self, residence: Residence, num_computed: int) -> None:

@@ -3,6 +3,7 @@
 import pytest
 from support.core_bench import CoreBench, card, config
 from support.core_transcript import check_transcript
+from support.core_worker import counting
 
 from scheduler_svc.core.errors import RejectCode, RequestRejected
 from scheduler_svc.core.types import WorkerId
@@ -237,3 +238,18 @@ def test_a_worker_is_idle_when_nothing_waits_runs_or_is_in_flight() -> None:
 def test_limits_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="max_steps_in_flight"):
         CoreBench(config(max_steps_in_flight=0))
+
+
+def test_requests_that_wait_for_a_page_go_where_a_new_worker_lets_them() -> None:
+    """The second computes the same prompt elsewhere instead of waiting for the first one's pages."""
+    bench = CoreBench(config(tokens=4, long_prefill_token_threshold=2), card(pages=16, size=4), function=counting)
+    bench.submit(0, range(14), 3, stops=())
+    bench.plan()
+    for key in (1, 2):
+        bench.submit(key, range(14), 3, stops=())
+    bench.plan()
+    assert bench.events == []
+    bench.join(card("v", pages=16, size=4))
+    bench.plan("v")
+    assert bench.events
+    bench.finish()
