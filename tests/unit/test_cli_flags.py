@@ -139,3 +139,12 @@ def test_exit_codes() -> None:
     assert exit_code(StackError("x", exit_code=2)) == 2
     assert exit_code(StackError("x", exit_code=-9)) == 1
     assert exit_code(FetchError("x")) == 1
+
+
+def test_serve_looks_at_its_own_server_through_the_internal_port() -> None:
+    settings = serve_settings(parse(["--tls-cert", "c", "--tls-key", "k"], SERVE, takes_model=True))
+    assert settings.local_target == "127.0.0.1:50052"
+    assert serve_settings(parse(["--internal-port", "0"], SERVE, takes_model=True)).local_target == "127.0.0.1:50051"
+    guarded = ["--internal-port", "0", "--auth-tokens-file", "t"]
+    with pytest.raises(UsageError, match=r"--internal-port 0: with --auth-tokens-file"):
+        serve_settings(parse(guarded, SERVE, takes_model=True))
