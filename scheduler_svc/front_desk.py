@@ -179,7 +179,7 @@ class FrontDesk:
             return
         if (retry_ms := self._over_quota(submission, now)) is not None:
             message = "the tenant has as many requests as it may have now"
-            self._reject(front_id, submission.key, Code.RESOURCE_EXHAUSTED, "TENANT_QUOTA", message, retry_ms=retry_ms)
+            self._refuse(front_id, submission.key, Code.RESOURCE_EXHAUSTED, "TENANT_QUOTA", message, "", retry_ms)
             return
         try:
             request = self.requests.add(front_id, self._link.number_of(front_id), submission, now)

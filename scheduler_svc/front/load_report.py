@@ -15,7 +15,7 @@ from pagewire.v1 import admin_pb2
 from xds.data.orca.v3 import orca_load_report_pb2
 from xds.service.orca.v3 import orca_pb2
 
-from scheduler_svc.front.errors import FrontError, Reason, UnavailableError
+from scheduler_svc.front.errors import FrontError
 from scheduler_svc.front.scheduler_link import SchedulerLink
 
 TRAILER = "endpoint-load-metrics-bin"
@@ -63,13 +63,13 @@ class LoadReport:
         return grpc.method_handlers_generic_handler(ORCA, {"StreamCoreMetrics": method})
 
     async def _stream(self, request: Any, context: Any) -> None:
-        """A report at once and then in each interval, as long as the caller listens."""
+        """A report at once, or as soon as there is one, and then in each interval, as long as the caller listens."""
         seconds = max(LEAST_INTERVAL_SECONDS, request.report_interval.ToTimedelta().total_seconds())
         while True:
-            if self.report is None:
-                raise UnavailableError("the load is not known", reason=Reason.SCHEDULER_LOST.value, retry_ms=1000)
-            await context.write(self.report)
-            await asyncio.sleep(seconds)
+            report = self.report
+            if report is not None:
+                await context.write(report)
+            await asyncio.sleep(LEAST_INTERVAL_SECONDS if report is None else seconds)
 
 
 def report_of(load: Any) -> Any:

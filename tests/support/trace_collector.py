@@ -37,10 +37,14 @@ class TraceCollector:
                 self.spans.extend(scope.spans)
         return trace_service_pb2.ExportTraceServiceResponse()
 
-    def wait(self, count: int) -> list[Any]:
-        """The spans, once there are so many."""
-        wait_until(lambda: len(self.spans) >= count, f"{count} spans", 15)
-        return self.spans
+    def wait(self, name: str, value: Any) -> Any:
+        """The first span with this attribute, once it is there."""
+
+        def found() -> list[Any]:
+            return [span for span in list(self.spans) if attributes_of(span).get(name) == value]
+
+        wait_until(found, f"a span with {name} = {value}", 30)
+        return found()[0]
 
 
 def attributes_of(span_or_event: Any) -> dict[str, Any]:
