@@ -43,6 +43,8 @@ async def over_grpc(target: str, model: str) -> AsyncIterator[Stream]:
                 if response.HasField("delta") and response.delta.num_output_tokens > seen:
                     yield time.perf_counter(), response.delta.num_output_tokens - seen
                     seen = response.delta.num_output_tokens
+                elif response.HasField("summary") and response.summary.usage.output_tokens > seen:
+                    yield time.perf_counter(), response.summary.usage.output_tokens - seen  # tokens without text
 
         yield stream
 
