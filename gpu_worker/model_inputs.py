@@ -67,6 +67,7 @@ class StepInputs:
             max_query_len=self.shape.max_query_len,
             max_kv_len=self.shape.max_kv_len,
             shared=self.shared,
+            uneven=self.shape.uneven,
         )
 
 

@@ -30,7 +30,7 @@ from gpu_worker.page_pool import copy_pages
 from gpu_worker.prompt_positions import PromptPositions, prompt_positions
 from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
 from gpu_worker.sampler import STATUS_FINE, Sampled, resample_rows, sample_rows
-from gpu_worker.step_shape import GraphShapes, StepShape
+from gpu_worker.step_shape import GraphShapes, StepShape, lengths_differ
 
 if TYPE_CHECKING:
     from gpu_worker.grammar_vocabulary import GrammarVocabulary
@@ -98,6 +98,7 @@ class ModelRunner:
         self._shapes: GraphShapes | None = None
         self.graphs = StepGraphs()
         self._stale = False
+        self._uneven = False
 
     def round_shapes(self) -> GraphShapes:
         """Round every step up to a shape that a graph could be captured for, where there is one."""
@@ -172,7 +173,9 @@ class ModelRunner:
         )
 
     def _shape_of(self, work: StepWork) -> StepShape:
-        fitting = self._shapes.fitting(work) if self._shapes is not None else None
+        if not work.continues:
+            self._uneven = lengths_differ(self._rows.num_computed[work.decode_rows])
+        fitting = self._shapes.fitting(work, uneven=self._uneven) if self._shapes is not None else None
         return exact_shape(self._rows, work) if fitting is None else fitting
 
     def _sample(self, inputs: StepInputs, prompts: PromptPositions | None) -> Sampled:

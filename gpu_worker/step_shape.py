@@ -11,12 +11,16 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from gpu_worker.batch_plan import Int32s
 from gpu_worker.request_rows import RowLimits, StepWork
 from gpu_worker.shared_groups import max_tiles
 
 MAX_GRAPH_CHUNKS = 32
 _CHUNK_TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _MIN_SHARED_DECODES = 8
+MIN_UNEVEN_DECODES = 16
+MIN_UNEVEN_TOKENS = 2048
+_UNEVEN_RATIO = 3
 _CHUNK_DECODES = (0, 16, 64)
 """Decodes beside chunks, and as many as there can be rows."""
 _LAUNCH_SECONDS = 3e-3
@@ -38,6 +42,8 @@ class StepShape:
     any_truncation: bool = True
     num_shared_tiles: int = 0
     """Tiles of rows that share pages, read once a tile; 0: every row reads its own."""
+    uneven: bool = False
+    """Some decoding rows are much longer than most."""
 
     @property
     def num_sequences(self) -> int:
@@ -59,10 +65,12 @@ class GraphShapes:
 
     def __init__(self, limits: RowLimits, num_parameters: int) -> None:
         self._limits = limits
+        self._splits_long_rows = limits.max_model_len >= MIN_UNEVEN_TOKENS
         self._max_padding = int(_LAUNCH_SECONDS * _FLOPS_PER_SECOND / (2 * num_parameters))
         self._decode_sizes = decode_sizes(limits.max_num_seqs)
         self._decodes = [self._shape(size, 0, 0) for size in self._decode_sizes]
         self._sharing = [replace(shape, num_shared_tiles=max_tiles(shape.num_decodes)) for shape in self._decodes]
+        self._uneven = [replace(shape, uneven=True) for shape in self._decodes]
         most = limits.max_num_seqs
         self._chunk_decodes = [*(size for size in _CHUNK_DECODES if size < most), most]
         self._chunk_tokens = [size for size in _CHUNK_TOKENS if size <= limits.max_num_batched_tokens]
@@ -72,15 +80,21 @@ class GraphShapes:
         for num_tokens in reversed(self._chunk_tokens):
             for num_decodes in reversed(self._chunk_decodes):
                 yield self._shape(num_decodes, MAX_GRAPH_CHUNKS, num_tokens)
-        for plain, sharing in zip(reversed(self._decodes), reversed(self._sharing), strict=True):
+        for index in reversed(range(len(self._decodes))):
+            plain = self._decodes[index]
             if plain.num_decodes >= _MIN_SHARED_DECODES:
-                yield sharing
+                yield self._sharing[index]
+            if self._splits_long_rows and plain.num_decodes >= MIN_UNEVEN_DECODES:
+                yield self._uneven[index]
             yield plain
 
-    def fitting(self, work: StepWork) -> StepShape | None:
-        """The smallest shape that holds the step; None if there is none or it is not worth its padding."""
+    def fitting(self, work: StepWork, *, uneven: bool = False) -> StepShape | None:
+        """The smallest shape that holds the step; None if there is none or it is not worth its padding.
+
+        ``uneven`` as ``lengths_differ`` says of the step.
+        """
         if not len(work.chunk_rows):
-            return self._decode_shape(len(work.decode_rows), shares=work.shared is not None)
+            return self._decode_shape(len(work.decode_rows), shares=work.shared is not None, uneven=uneven)
         one_token = int((work.chunk_tokens == 1).sum())
         num_decodes = len(work.decode_rows) + one_token
         num_chunks = len(work.chunk_rows) - one_token
@@ -95,11 +109,13 @@ class GraphShapes:
             return None
         return self._shape(decodes, MAX_GRAPH_CHUNKS, tokens)
 
-    def _decode_shape(self, num_decodes: int, *, shares: bool) -> StepShape | None:
+    def _decode_shape(self, num_decodes: int, *, shares: bool, uneven: bool = False) -> StepShape | None:
         index = bisect_left(self._decode_sizes, num_decodes)
         if not num_decodes or index == len(self._decode_sizes):
             return None
-        return self._sharing[index] if shares and num_decodes >= _MIN_SHARED_DECODES else self._decodes[index]
+        if shares and num_decodes >= _MIN_SHARED_DECODES:
+            return self._sharing[index]
+        return self._uneven[index] if uneven else self._decodes[index]
 
     def _shape(self, num_decodes: int, num_chunks: int, num_chunk_tokens: int) -> StepShape:
         return StepShape(
@@ -109,7 +125,17 @@ class GraphShapes:
             num_sampling=num_decodes + num_chunks,
             max_query_len=max(1, num_chunk_tokens),
             max_kv_len=self._limits.max_model_len,
+            # Beside a chunk the search for long rows would save less than it costs.
+            uneven=self._splits_long_rows and num_chunks > 0 and num_decodes >= MIN_UNEVEN_DECODES,
         )
+
+
+def lengths_differ(kv_lens: Int32s) -> bool:
+    """Whether some of the decoding rows of these lengths are so long that attention should split them."""
+    if len(kv_lens) < MIN_UNEVEN_DECODES:
+        return False  # so few are split anyway
+    longest = int(kv_lens.max())
+    return longest >= MIN_UNEVEN_TOKENS and longest >= _UNEVEN_RATIO * float(kv_lens.mean())
 
 
 def _at_least(sizes: Sequence[int], wanted: int) -> int | None:

@@ -64,6 +64,8 @@ class AttentionBatch:
     max_kv_len: int
     """Largest ``kv_lens`` (host side, for grids and scratch)."""
     shared: SharedPrefixes | None = None
+    uneven: bool = False
+    """Some decodes are much longer than most (host side; a hint, results do not change)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

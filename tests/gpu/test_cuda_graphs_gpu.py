@@ -155,6 +155,21 @@ def test_rows_that_share_pages_give_the_same(graphs: ModelRunner, monkeypatch: p
     assert outputs(told=True) == outputs(told=False)
 
 
+def test_long_rows_among_many_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention splits the long ones alone, in graphs of their own."""
+    long_path = make_model(tmp_path, num_key_value_heads=1, head_dim=32, max_position_embeddings=8192).path
+    outputs, shapes = [], []
+    for eager in (False, True):
+        runner = build(long_path, max_num_seqs=24, max_model_len=4096, enforce_eager=eager).runner
+        poison(runner)
+        find = runner.graphs.find
+        monkeypatch.setattr(runner.graphs, "find", lambda shape, find=find: (shapes.append(shape), find(shape))[1])
+        rows = [*of_count(18), Generation(prompt=random_prompt(3000), max_tokens=9)]
+        outputs.append(generate(runner, rows, chunk=1500))
+    assert outputs[0] == outputs[1]
+    assert any(shape.uneven and not shape.num_chunks for shape in shapes)
+
+
 def test_a_full_batch_with_every_feature(path: Path) -> None:
     """256 rows: greedy, drawn, truncated, with options and log probabilities, sharing a prefix, preempted once."""
     outputs, logprobs = [], []
@@ -180,8 +195,11 @@ def test_a_full_batch_with_every_feature(path: Path) -> None:
     assert len(logprobs[0]) == len(logprobs[1]) > 100
 
 
-def test_krn_03_nothing_is_compiled_for_any_kind_of_first_request(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = build(path, max_num_seqs=MAX_ROWS, max_model_len=4608).runner
+def test_krn_03_nothing_is_compiled_for_any_kind_of_first_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_path = make_model(tmp_path, num_key_value_heads=1, head_dim=32, max_position_embeddings=8192).path
+    runner = build(long_path, max_num_seqs=MAX_ROWS, max_model_len=4608).runner
     compiled: list[str] = []
     monkeypatch.setattr(
         triton.knobs.runtime, "jit_post_compile_hook", lambda **details: compiled.append(str(details.get("repr")))

@@ -3,11 +3,21 @@
 Only float32 and float16: the interpreter's bfloat16 arithmetic is not a GPU's. bfloat16 runs in tests/gpu.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
-from pagewire_kernels.triton import TritonKernels
+from pagewire_kernels.triton import TritonKernels, launch, paged_decode
 from support import kernel_checks, sampling_checks
-from support.kernel_cases import ATTENTION_CASES, SHARED_CASES, AttentionCase, poison_allocations, sampling_batch
+from support.kernel_cases import (
+    ATTENTION_CASES,
+    SHARED_CASES,
+    TOLERANCE,
+    AttentionCase,
+    attention_inputs,
+    poison_allocations,
+    sampling_batch,
+)
 from triton import knobs
 
 pytestmark = [
@@ -18,6 +28,9 @@ pytestmark = [
     # The interpreter computes masked-off lanes with numpy, which warns where a GPU does not.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
+DECODE_CASES = tuple(
+    case for case in ATTENTION_CASES if case.name.startswith("decode") and max(kv for _, kv in case.sequences) > 256
+)
 HALF_CASES = tuple(case for case in ATTENTION_CASES if "gqa3" in case.name)
 
 
@@ -53,6 +66,21 @@ def test_row_kernels(kernels: TritonKernels, size: int) -> None:
 @pytest.mark.parametrize("case", SHARED_CASES, ids=lambda case: case.name)
 def test_attention_over_shared_pages(kernels: TritonKernels, case: AttentionCase) -> None:
     kernel_checks.check_shared_attention(kernels, case, torch.float32)
+
+
+@pytest.mark.parametrize("case", DECODE_CASES, ids=lambda case: case.name)
+def test_only_long_sequences_are_split_where_lengths_differ(
+    kernels: TritonKernels, case: AttentionCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_decode, "num_processors", lambda device: 1)
+    monkeypatch.setattr(launch, "LONG_SPLIT_TOKENS", 128)
+    inputs = attention_inputs(case)
+    heads = (len(case.sequences), case.num_kv_heads, inputs.batch.max_kv_len, 1)
+    assert launch.decode_splits(*heads, uneven=True)[1] == 128
+    assert launch.decode_splits(*heads, uneven=False)[0] < launch.decode_splits(*heads, uneven=True)[0]
+    expected = kernel_checks.REFERENCE.paged_attention(inputs.q, inputs.kv_pages, inputs.batch, inputs.scale)
+    actual = kernels.paged_attention(inputs.q, inputs.kv_pages, replace(inputs.batch, uneven=True), inputs.scale)
+    torch.testing.assert_close(actual, expected, **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("case", HALF_CASES, ids=lambda case: case.name)

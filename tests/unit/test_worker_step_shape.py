@@ -6,7 +6,7 @@ import pytest
 
 from gpu_worker.batch_plan import empty_column, int32s
 from gpu_worker.request_rows import RowLimits, StepWork
-from gpu_worker.step_shape import MAX_GRAPH_CHUNKS, GraphShapes, decode_sizes
+from gpu_worker.step_shape import MAX_GRAPH_CHUNKS, GraphShapes, decode_sizes, lengths_differ
 
 LIMITS = RowLimits(
     max_num_seqs=100, max_num_batched_tokens=1000, max_model_len=64, page_size=4, num_pages=50, vocab_size=100
@@ -58,6 +58,26 @@ def test_steps_too_large_run_without_a_graph() -> None:
     assert shapes.fitting(work(0, (2,) * (MAX_GRAPH_CHUNKS + 1))) is None
     assert shapes.fitting(work(0, (900,))) is None
     assert GraphShapes(replace(LIMITS, max_num_batched_tokens=2048), SMALL_MODEL).fitting(work(0, (900,))) is not None
+
+
+def test_rows_much_longer_than_most_have_shapes_of_their_own() -> None:
+    assert lengths_differ(int32s([600] * 20 + [8000]))
+    assert not lengths_differ(int32s([100] * 20 + [1000]))  # as short as a split
+    assert not lengths_differ(int32s([3000] * 20 + [8000]))  # all take long
+    assert not lengths_differ(int32s([600] * 10 + [8000]))  # so few are split anyway
+    assert not lengths_differ(empty_column())
+    shapes = GraphShapes(replace(LIMITS, max_model_len=8192), SMALL_MODEL)
+    captured = list(shapes.all())
+    for num_decodes in (16, 17, 100):
+        uneven, even = (shapes.fitting(work(num_decodes), uneven=each) for each in (True, False))
+        assert uneven in captured
+        assert even in captured
+        assert uneven == replace(even, uneven=True)
+    beside_a_chunk = shapes.fitting(work(20, (60,)))
+    assert beside_a_chunk in captured
+    assert beside_a_chunk is not None
+    assert beside_a_chunk.uneven
+    assert not any(shape.uneven for shape in GraphShapes(LIMITS, SMALL_MODEL).all())
 
 
 def test_padding_that_costs_more_than_a_launch_is_not_taken() -> None:

@@ -15,6 +15,7 @@ PROGRAMS_PER_PROCESSOR = 2
 MAX_SPLITS = 32
 MIN_SPLIT_TOKENS = 128
 """A split of a sequence below this costs more to combine than it saves."""
+LONG_SPLIT_TOKENS = 1024
 LARGE_GROUP, LONG_CHUNK = 4, 1024
 _INTERPRETER_PROCESSORS = 132
 
@@ -64,6 +65,16 @@ def num_splits(num_sequences: int, num_kv_heads: int, max_kv_len: int, processor
     wanted = next_power_of_two(ceil_div(processors * PROGRAMS_PER_PROCESSOR, max(1, num_sequences * num_kv_heads)))
     useful = next_power_of_two(ceil_div(max_kv_len, MIN_SPLIT_TOKENS))
     return max(1, min(wanted, useful, MAX_SPLITS))
+
+
+def decode_splits(
+    num_sequences: int, num_kv_heads: int, max_kv_len: int, processors: int, *, uneven: bool
+) -> tuple[int, int]:
+    """(most splits of a sequence, least tokens of a split). Among many sequences that differ much in length only the
+    long ones are split: unsplit, each would keep a program busy long after those of the others have ended."""
+    splits = num_splits(num_sequences, num_kv_heads, max_kv_len, processors)
+    of_long = min(ceil_div(max_kv_len, LONG_SPLIT_TOKENS), MAX_SPLITS)
+    return (of_long, LONG_SPLIT_TOKENS) if uneven and of_long > splits else (splits, MIN_SPLIT_TOKENS)
 
 
 def decode_tiles(group_size: int, dtype: torch.dtype, hip: bool) -> AttentionTiles:

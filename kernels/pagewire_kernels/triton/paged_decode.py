@@ -5,7 +5,7 @@
 One program handles the query heads that share a key/value head over one split of the sequence, so every key is read
 once. A sequence short enough for one split is finished there; otherwise each split leaves its normalised partial
 result and its log-sum-exp, and the last split to arrive combines them in split order. Only a counter is atomic, so
-results do not depend on timing. The split of a sequence depends on its length and on the launch's shape alone.
+results do not depend on timing. The split of a sequence depends on its length and on the launch's shape and hint alone.
 What sequences share is read by ``shared_prefix.py`` first; here remain their own tokens.
 """
 
@@ -15,11 +15,10 @@ import triton.language as tl
 
 from pagewire_kernels.interface import AttentionBatch
 from pagewire_kernels.triton.launch import (
-    MIN_SPLIT_TOKENS,
     check_attention_shapes,
+    decode_splits,
     decode_tiles,
     num_processors,
-    num_splits,
     on_hip,
     on_hopper,
 )
@@ -187,7 +186,9 @@ def paged_decode(
     num_heads, num_kv_heads, head_dim, page_size = check_attention_shapes(q, kv_pages)
     sequences = batch.num_decodes
     tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip())
-    splits = num_splits(sequences, num_kv_heads, batch.max_kv_len, num_processors(q.device))
+    splits, min_split = decode_splits(
+        sequences, num_kv_heads, batch.max_kv_len, num_processors(q.device), uneven=batch.uneven
+    )
     shared_splits = SHARED_SPLITS if batch.shared is not None else 0
     slots = splits + shared_splits
     partial_rows = sequences * num_kv_heads * slots * tiles.rows if slots > 1 else 1
@@ -226,7 +227,7 @@ def paged_decode(
         ROWS=tiles.rows,
         TILE=tiles.tokens,
         NUM_SPLITS=splits,
-        MIN_SPLIT=MIN_SPLIT_TOKENS,
+        MIN_SPLIT=min_split,
         SHARED_SPLITS=shared_splits,
         MIN_SHARED_SPLIT=MIN_SHARED_SPLIT,
         SHARED_TILE=tile_tokens(q.dtype),
