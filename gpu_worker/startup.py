@@ -73,9 +73,12 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
     kernels = load_kernels(kernels_name)
     if kernels.name == "cpu":
         warn("there is no C compiler (cc): the CPU kernels are slower than they could be")
-    checkpoint.keep_quantized(
+    dequantized = checkpoint.keep_quantized(
         lambda bits, group_size, has_offsets: kernels.takes_quantized(bits, group_size, has_offsets, dtype)
     )
+    if dequantized:
+        name = str(dtype).removeprefix("torch.")
+        warn(f"weights stored as {', '.join(dequantized)} are dequantised: there are no kernels for them in {name}")
     try:
         model = LlamaModel(
             checkpoint.config,

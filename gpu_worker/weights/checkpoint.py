@@ -49,8 +49,11 @@ class Checkpoint(Protocol):
     quantized_modules: Collection[str]
     """Modules whose weights ``read_quantized`` gives, and ``names`` does not list; for example ``lm_head``."""
 
-    def keep_quantized(self, takes: TakesQuantized) -> None:
-        """Call before reading: formats that can be dequantised instead stay quantised as far as ``takes`` says."""
+    def keep_quantized(self, takes: TakesQuantized) -> Sequence[str]:
+        """Call before reading: formats that can be dequantised instead stay quantised as far as ``takes`` says.
+
+        Returns the types that are dequantised.
+        """
         ...
 
     def names(self) -> Sequence[str]:

@@ -58,8 +58,9 @@ class DummyCheckpoint:
             f"model.layers.{layer}.{name}" for layer in range(self.config.num_layers) for name in _PROJECTIONS
         )
 
-    def keep_quantized(self, takes: TakesQuantized) -> None:
+    def keep_quantized(self, takes: TakesQuantized) -> Sequence[str]:
         """Nothing is quantised."""
+        return ()
 
     def names(self) -> Sequence[str]:
         return ()

@@ -58,11 +58,13 @@ class GgufCheckpoint:
         self.quantization_method = "gguf"
         self.quantization = f"gguf {'+'.join(sorted(quantized))}" if quantized else ""
 
-    def keep_quantized(self, takes: TakesQuantized) -> None:
+    def keep_quantized(self, takes: TakesQuantized) -> Sequence[str]:
         kept = {name.removesuffix(".weight") for name, tensor in self._tensors.items() if _is_kept(tensor, takes)}
         if self.config.tie_word_embeddings and _EMBEDDING in kept:
             kept.add(_HEAD)
         self.quantized_modules = frozenset(kept - {_EMBEDDING})
+        others = {name: tensor for name, tensor in self._tensors.items() if name.removesuffix(".weight") not in kept}
+        return sorted({tensor.kind.name for tensor in others.values()} - _FLOATS.keys())
 
     def names(self) -> Sequence[str]:
         return sorted(name for name in self._tensors if name.removesuffix(".weight") not in self.quantized_modules)

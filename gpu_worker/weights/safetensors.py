@@ -53,8 +53,9 @@ class SafetensorsCheckpoint:
         self.quantization_method = "none" if self._format is None else self._format.method
         self.quantized_modules: Collection[str] = self._find_quantized()
 
-    def keep_quantized(self, takes: TakesQuantized) -> None:
+    def keep_quantized(self, takes: TakesQuantized) -> Sequence[str]:
         """All that is quantised stays so."""
+        return ()
 
     def names(self) -> Sequence[str]:
         return sorted(name for name in self._files if not self._is_part(name))

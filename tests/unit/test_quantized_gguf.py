@@ -72,9 +72,9 @@ def test_only_what_the_kernels_take_is_kept(tmp_path: Path) -> None:
     shapes = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
     write_gguf(tmp_path / "x.gguf", LlamaForCausalLM(make_config(**shapes)), "Q4_1")
     checkpoint = GgufCheckpoint(tmp_path / "x.gguf")
-    checkpoint.keep_quantized(lambda bits, group_size, has_offsets: not has_offsets)
+    assert checkpoint.keep_quantized(lambda bits, group_size, has_offsets: not has_offsets) == ["Q4_1"]
     assert not checkpoint.quantized_modules
-    checkpoint.keep_quantized(everything)
+    assert checkpoint.keep_quantized(everything) == []
     kernels = load_kernels("cpu")
     model = LlamaModel(
         checkpoint.config,
