@@ -5,6 +5,7 @@ Of every engine, model, workload and metric the newest row counts.
 """
 
 import json
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -69,9 +70,10 @@ def _line(model: str, key: Key, ours: dict[str, Any], peers: Sequence[dict[str, 
 
 
 def _value(row: dict[str, Any] | None) -> str:
-    return (
-        "" if row is None else f"{row['value']:,.4g} {row['unit']}" if row["value"] < 1000 else f"{row['value']:,.0f}"
-    )
+    if row is None:
+        return ""
+    value = f"{row['value']:,.0f}" if row["value"] >= 1000 else f"{row['value']:.4g}"
+    return f"{value} {row['unit']}"
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -82,14 +84,15 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure, axes = pyplot.subplots(1, max(1, len(shown)), figsize=(5.5 * max(1, len(shown)), 5), squeeze=False)
     for axis, ((model, quantization), found) in zip(axes[0], shown.items(), strict=False):
         places = range(len(found))
-        middles = [sorted(pairs)[len(pairs) // 2] for _, pairs in found]
+        middles = [statistics.median(pairs) for _, pairs in found]
         below = [middle - min(pairs) for middle, (_, pairs) in zip(middles, found, strict=True)]
         above = [max(pairs) - middle for middle, (_, pairs) in zip(middles, found, strict=True)]
         axis.barh(places, middles, xerr=[below, above], color="#4878a8", ecolor="#333333")
         axis.set_yticks(places, [f"{workload} {metric}".replace("_", " ") for (workload, metric), _ in found])
         axis.axvline(1.0, color="#aa3333", linewidth=1)
         axis.invert_yaxis()
-        axis.set_title(f"{model}, {quantization}: times as good as vLLM")
+        axis.set_title(f"{model}, {quantization}")
+        axis.set_xlabel("times as good as vLLM")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
 
