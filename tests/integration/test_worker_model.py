@@ -187,6 +187,8 @@ def test_page_boundaries(tiny: TinyModel, page_size: int) -> None:
     [
         {"num_key_value_heads": 1},
         {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 56},
+        {"num_attention_heads": 12, "num_key_value_heads": 2, "hidden_size": 96},
+        {"num_attention_heads": 10, "num_key_value_heads": 2, "hidden_size": 80, "head_dim": 24},
         {"hidden_size": 96, "num_attention_heads": 4, "head_dim": 64, "num_key_value_heads": 1},
         {"hidden_size": 160, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 80},
         {"tie_word_embeddings": True},
@@ -198,7 +200,7 @@ def test_page_boundaries(tiny: TinyModel, page_size: int) -> None:
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_every_shape_of_the_family(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_mod_01_02_08_every_shape_of_the_family(tmp_path: Path, changes: dict[str, Any]) -> None:
     model = make_model(tmp_path, seed=1, **changes)
     runner = build(tmp_path)
     generations = of_lengths((3, 16, 120))

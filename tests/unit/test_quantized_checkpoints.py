@@ -112,7 +112,7 @@ def test_a_vocabulary_that_the_words_do_not_divide(tmp_path: Path) -> None:
     check_weights(write_quantized(tmp_path, replace(gptq(bits=3), modules=modules), vocab_size=301))
 
 
-def test_biases_of_quantized_projections_are_added(tmp_path: Path) -> None:
+def test_qnt_07_biases_of_quantized_projections_are_added(tmp_path: Path) -> None:
     """QNT-07, and biases of zero that a tool gave to modules without one."""
     made = write_quantized(tmp_path, gptq(), attention_bias=True)
 

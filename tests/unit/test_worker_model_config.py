@@ -34,7 +34,7 @@ def test_what_a_config_leaves_out_is_as_in_the_reference_class() -> None:
     assert read.rope == RopeConfig(original_max_positions=128)
 
 
-def test_head_dim_is_the_configs_not_derived() -> None:
+def test_mod_01_head_dim_is_the_configs_not_derived() -> None:
     assert from_hf_config(config(head_dim=64)).head_dim == 64
     assert from_hf_config(config(hidden_size=50, head_dim=32)).head_dim == 32
 
@@ -51,7 +51,7 @@ def test_head_dim_is_the_configs_not_derived() -> None:
         {"rope_parameters": LINEAR_ROPE},
     ],
 )
-def test_cosines_equal_transformers(rope: dict[str, Any]) -> None:
+def test_mod_02_cosines_equal_transformers(rope: dict[str, Any]) -> None:
     ours = make_cos_sin(from_hf_config(config(**rope)).rope, 12, 2000, CPU)
     theirs = LlamaRotaryEmbedding(make_config(**rope))
     cos, sin = theirs(torch.zeros(1), torch.arange(2000)[None])
@@ -101,7 +101,7 @@ def test_divisors_of_a_gguf_file_divide_the_frequencies() -> None:
         ({"partial_rotary_factor": []}, "partial_rotary_factor is"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+def test_mod_01_02_06_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
     if isinstance(changes.get("rope_scaling"), dict):
         rope = {name: value for name, value in changes["rope_scaling"].items() if value is not ...}
         changes = {**changes, "rope_scaling": rope}
@@ -109,5 +109,5 @@ def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], named
         from_hf_config(config(**changes))
 
 
-def test_a_window_that_is_switched_off_is_none() -> None:
+def test_mod_06_a_window_that_is_switched_off_is_none() -> None:
     assert from_hf_config(config(sliding_window=32, use_sliding_window=False)).num_layers == 2

@@ -73,7 +73,7 @@ def test_projections_lie_below_one_another(single: Path) -> None:
     assert model.num_weight_bytes == sum(tensor.nbytes for tensor in stored.values())
 
 
-def test_shards_are_read_by_the_index_alone(sharded: Path) -> None:
+def test_mod_05_shards_are_read_by_the_index_alone(sharded: Path) -> None:
     """A stale tensor in another shard, an old file beside them and foreign weights do not matter."""
     expected = {name: slot.clone() for name, slot in load(sharded)[0].weight_slots().items()}
     mapping = json.loads((sharded / INDEX).read_text())["weight_map"]
@@ -123,7 +123,7 @@ def point_outside(path: Path) -> None:
         (lambda path: (path / INDEX).write_text("{"), "not readable as JSON"),
     ],
 )
-def test_damaged_shards_are_named(sharded: Path, damage: Callable[[Path], Any], named: str) -> None:
+def test_mod_05_damaged_shards_are_named(sharded: Path, damage: Callable[[Path], Any], named: str) -> None:
     damage(sharded)
     with pytest.raises(ModelLoadError, match=named):
         load(sharded)
@@ -146,7 +146,7 @@ def test_damaged_shards_are_named(sharded: Path, damage: Callable[[Path], Any], 
         (lambda weights: weights.update({"model.norm.weight": torch.zeros(48, dtype=torch.int32)}), "plain float type"),
     ],
 )
-def test_missing_strange_and_misshapen_tensors_are_named(
+def test_mod_03_missing_strange_and_misshapen_tensors_are_named(
     single: Path, change: Callable[[dict[str, torch.Tensor]], Any], named: str
 ) -> None:
     edit_weights(single, change)
@@ -162,7 +162,7 @@ def test_computed_frequencies_of_old_checkpoints_are_ignored(single: Path) -> No
 
 
 @pytest.mark.parametrize(("stored", "warns"), [("none", False), ("copy", False), ("other", True)])
-def test_a_tied_head_is_the_embedding_whatever_is_stored(tmp_path: Path, stored: str, warns: bool) -> None:
+def test_mod_03_a_tied_head_is_the_embedding_whatever_is_stored(tmp_path: Path, stored: str, warns: bool) -> None:
     make_model(tmp_path, tie_word_embeddings=True)
     if stored != "none":
         head = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"].clone()
