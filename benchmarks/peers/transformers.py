@@ -29,22 +29,10 @@ class Transformers:
     def roots(self) -> list[int]:
         return [self._child.process.pid] if self._child else []
 
-    def start(self, *, is_served: bool) -> None:
-        """Begins to start."""
-        if is_served:
-            raise EngineError("transformers has no server for streams")
-        if self._child is None:
-            say(f"starting transformers (log: {self.log})")
-            module = "benchmarks.peers.transformers_child"
-            command = [sys.executable, "-m", module, "--model", self.model, "--dtype", self.dtype]
-            command += [] if self._on_cpu else ["--gpu"]
-            self._child = ChildEngine(command, environment=os.environ, log=self.log)
-
     def run(self, workload: Workload) -> Outcome:
-        self.start(is_served=workload.is_served)
-        if self._child is None:
-            raise EngineError("transformers did not start")
-        return self._child.run(workload)
+        if workload.is_served:
+            raise EngineError("transformers has no server for streams")
+        return self._started().run(workload)
 
     def pause(self) -> None:
         if self._on_cpu:
@@ -58,3 +46,12 @@ class Transformers:
         self.resume()
         if self._child is not None:
             self._child.stop()
+
+    def _started(self) -> ChildEngine:
+        if self._child is None:
+            say(f"starting transformers (log: {self.log})")
+            module = "benchmarks.peers.transformers_child"
+            command = [sys.executable, "-m", module, "--model", self.model, "--dtype", self.dtype]
+            command += [] if self._on_cpu else ["--gpu"]
+            self._child = ChildEngine(command, environment=os.environ, log=self.log)
+        return self._child

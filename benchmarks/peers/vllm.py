@@ -57,17 +57,8 @@ class Vllm:
         offline = [self._offline.process.pid] if self._offline else []
         return offline + ([self._server.pid] if self._server else [])
 
-    def start(self, *, is_served: bool) -> None:
-        """Begins to start what such workloads need."""
-        if is_served and self._server is None:
-            self._start_server()
-        elif not is_served and self._offline is None:
-            say(f"starting vllm (log: {self.log})")
-            command = [str(self._python), "-m", "benchmarks.peers.vllm_child", json.dumps([self.model, self._settings])]
-            self._offline = ChildEngine(command, environment=self._environment(), log=self.log)
-
     def run(self, workload: Workload) -> Outcome:
-        self.start(is_served=workload.is_served)
+        self._start(is_served=workload.is_served)
         if workload.is_served:
             self._await_server(time.monotonic() + 900)
             return self._clients.run(workload)
@@ -91,6 +82,15 @@ class Vllm:
         if self._server is not None:
             end(self._server)
         self._sockets.cleanup()
+
+    def _start(self, *, is_served: bool) -> None:
+        """Begins to start what such workloads need."""
+        if is_served and self._server is None:
+            self._start_server()
+        elif not is_served and self._offline is None:
+            say(f"starting vllm (log: {self.log})")
+            command = [str(self._python), "-m", "benchmarks.peers.vllm_child", json.dumps([self.model, self._settings])]
+            self._offline = ChildEngine(command, environment=self._environment(), log=self.log)
 
     def _environment(self) -> dict[str, str]:
         paths = [path for path in (str(ROOT), self._sites, os.environ.get("PYTHONPATH")) if path]
