@@ -37,8 +37,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _leave_at_once(number: int, frame: object) -> NoReturn:
-    """Until the loop runs there is nothing to hand back."""
-    raise SystemExit(0)
+    """Until the loop runs there is nothing to hand back.
+
+    No exception: in the middle of an import it may be swallowed, or come out as another one.
+    """
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ plan for a worker that has its steps in flight or nothing to do) are not written
 """
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -42,10 +43,15 @@ class TraceFile:
     """A trace being written. Only its owner may read the file; one that is there is kept beside it as FILE.1."""
 
     def __init__(self, path: Path) -> None:
-        """Raises: OSError."""
-        if path.exists():
-            path.replace(path.with_name(path.name + ".1"))
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        """Raises: OSError: the file cannot be made there; names the flag."""
+        try:
+            if path.exists():
+                if not path.is_file():  # a device must not be moved away
+                    raise OSError(errno.EINVAL, "Not a regular file")
+                path.replace(path.with_name(path.name + ".1"))
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise OSError(f"--trace-file {path}: {error.strerror}") from None
         self._file = os.fdopen(descriptor, "w", encoding="utf-8", buffering=1 << 16)
         self._num_bytes = 0
 

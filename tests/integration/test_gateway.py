@@ -1,13 +1,18 @@
 """The OpenAI-compatible gateway, asked by OpenAI's own client, in front of the whole product with a scripted worker."""
 
+import asyncio
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import openai
 import pytest
+from pagewire_client.errors import ServerError
+from pagewire_client.gateway.answer import whole
 from support.conditions import wait_until
 from support.gateway_process import GatewayProcess
 from support.scheduler_process import SchedulerProcess
@@ -139,15 +144,73 @@ def test_errors_have_openais_shape(client: openai.OpenAI, gateway: GatewayProces
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="toy", prompt="abc", logit_bias={"1": 1}, max_tokens=-5)
     assert refused.value.param == "max_tokens"
-    for body, status in ((b"{", 400), (b"[]", 400), (b" " * (17 << 20), 413)):
-        request = urllib.request.Request(f"{gateway.url}/v1/completions", body, {"Content-Type": "application/json"})
+    for body, status in ((b"{", 400), (b"[]", 400), (b"[" * 100_000, 400), (b" " * (17 << 20), 413)):
         with pytest.raises((urllib.error.HTTPError, urllib.error.URLError)) as wrong:
-            urllib.request.urlopen(request, timeout=10)
+            post(gateway, body)
         if isinstance(wrong.value, urllib.error.HTTPError):
-            assert wrong.value.code == status
-            assert "error" in json.loads(wrong.value.read())
-            wrong.value.close()
+            assert error_of(wrong.value, status)["type"] == "invalid_request_error"
     stack.probe()
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"prompt": "abc", "stop": ["\udfff"]}, "stop"),
+        ({"prompt": "abc", "response_format": {"type": "json_object", "\ud800": 1}}, "response_format"),
+        ({"prompt": "abc", "suffix": "x"}, "suffix"),
+        ({"prompt": []}, "prompt"),
+    ],
+)
+def test_what_cannot_be_sent_on_is_refused_by_name(gateway: GatewayProcess, part: dict[str, Any], param: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as wrong:
+        post(gateway, json.dumps({"model": "toy", **part}).encode())
+    assert error_of(wrong.value, 400)["param"] == param
+
+
+@pytest.mark.parametrize("name", ["x-request-id", "authorization"])
+def test_a_header_that_is_no_metadata_is_refused_by_name(gateway: GatewayProcess, name: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as wrong:
+        post(gateway, b'{"model": "toy", "prompt": "abc"}', {name: "\u00e4"})
+    assert error_of(wrong.value, 400)["param"] == name
+
+
+def test_no_such_route_or_method(gateway: GatewayProcess) -> None:
+    for path, status in (("v1/nothing", 404), ("v1/completions", 405)):
+        with pytest.raises(urllib.error.HTTPError) as wrong:
+            urllib.request.urlopen(f"{gateway.url}/{path}", timeout=10)
+        assert error_of(wrong.value, status)["type"] == "invalid_request_error"
+
+
+async def test_a_prompt_that_fails_ends_the_others() -> None:
+    ended = asyncio.Event()
+
+    async def once(message: str, metadata: object) -> None:
+        if message == "fails":
+            raise ServerError("no", code=grpc.StatusCode.INVALID_ARGUMENT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    caller: Any = SimpleNamespace(receive=asyncio.Event().wait)
+    dialect: Any = SimpleNamespace(upstream=SimpleNamespace(once=once), metadata=())
+    messages: Any = ["runs", "fails"]
+    with pytest.raises(ServerError):
+        await whole(caller, dialect, messages)
+    await asyncio.wait_for(ended.wait(), 5)
+
+
+def post(gateway: GatewayProcess, body: bytes, headers: dict[str, str] | None = None) -> None:
+    found = {"Content-Type": "application/json", **(headers or {})}
+    request = urllib.request.Request(f"{gateway.url}/v1/completions", body, found)
+    urllib.request.urlopen(request, timeout=10).close()
+
+
+def error_of(failure: urllib.error.HTTPError, status: int) -> dict[str, Any]:
+    with failure:
+        assert failure.code == status
+        return dict(json.loads(failure.read())["error"])
 
 
 def test_a_caller_that_hangs_up_ends_its_request(client: openai.OpenAI, stack: ScriptedStack) -> None:

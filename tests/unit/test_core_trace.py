@@ -1,6 +1,7 @@
 """Traces of a core: what a file holds, what is refused, what a replay and a simulation of it tell."""
 
 import json
+import os
 import stat
 from array import array
 from functools import partial
@@ -51,8 +52,15 @@ def test_only_the_owner_may_read_it_and_an_older_one_is_kept(tmp_path: Path) -> 
     TraceFile(path).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert (tmp_path / "trace.1").read_text() == "older"
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(OSError, match=r"--trace-file .*nowhere/trace: No such file"):
         TraceFile(tmp_path / "nowhere" / "trace")
+
+
+def test_what_is_no_file_stays_where_it_is(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"--trace-file .*pipe: Not a regular file"):
+        TraceFile(tmp_path / "pipe")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_a_trace_that_grows_too_large_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """The worker's settings: precedence, and one line for a wrong value."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,9 @@ def test_a_switch_takes_no_value() -> None:
     assert load_config([*given, "--enforce-eager"]).enforce_eager
     assert not load_config([*given, "--no-enforce-eager"]).enforce_eager
     assert not load_config(given).enforce_eager
+
+
+def test_a_worker_told_to_stop_while_it_starts_does_whatever_catches_exceptions() -> None:
+    code = "from gpu_worker import __main__\ntry: __main__._leave_at_once(15, None)\nfinally: raise ValueError"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

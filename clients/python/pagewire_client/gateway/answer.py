@@ -27,16 +27,17 @@ GONE = 499
 
 async def whole(request: Request, dialect: Dialect, messages: Sequence[generation_pb2.GenerateRequest]) -> Response:
     """All answers at once. Raises: ServerError."""
-    calls = asyncio.gather(*(dialect.upstream.once(message, dialect.metadata) for message in messages))
-    hang_up = asyncio.ensure_future(_hang_up(request))
+    calls = [asyncio.ensure_future(dialect.upstream.once(message, dialect.metadata)) for message in messages]
+    answered, hang_up = asyncio.gather(*calls), asyncio.ensure_future(_hang_up(request))
     try:
-        await asyncio.wait((calls, hang_up), return_when=asyncio.FIRST_COMPLETED)
-        if not calls.done():
+        await asyncio.wait((answered, hang_up), return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
             return Response(status_code=GONE)
-        answers = await calls
+        answers = await answered
     finally:
-        hang_up.cancel()
-        calls.cancel()
+        # Each by itself: of calls gathered, one that fails leaves the others running.
+        for each in (hang_up, *calls):
+            each.cancel()
     outputs = [output for answer in answers for output in answer.outputs]
     choices = [await dialect.choice(output, index) for index, output in enumerate(outputs)]
     usage = usage_of([answer.summary for answer in answers])

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,7 +18,7 @@ from .answer import streamed, whole
 from .bodies import ChatBody, CompletionBody, Sampled
 from .conversion import chat_message, completion_message
 from .dialects import Chat, Completion, Dialect
-from .failures import BadRequestError, bad_body, bad_request, body_of, server_failure
+from .failures import BadRequestError, bad_body, bad_request, body_of, http_failure, own_failure, server_failure
 from .upstream import Upstream
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -37,6 +38,8 @@ def make_app(connect: Callable[[], Upstream]) -> FastAPI:
     app.add_exception_handler(ServerError, _handler(server_failure))
     app.add_exception_handler(BadRequestError, _handler(bad_request))
     app.add_exception_handler(RequestValidationError, _handler(bad_body))
+    app.add_exception_handler(HTTPException, _handler(http_failure))
+    app.add_exception_handler(Exception, _handler(own_failure))
     app.add_api_route("/v1/models", _models)
     app.add_api_route("/v1/chat/completions", _chat, methods=["POST"], response_model=None)
     app.add_api_route("/v1/completions", _complete, methods=["POST"], response_model=None)

@@ -6,9 +6,12 @@ Fields that would change the answer and are not served are refused by name; what
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from .failures import BadRequestError
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
@@ -34,7 +37,7 @@ class ResponseFormat(BaseModel):
     @model_validator(mode="after")
     def _has_schema(self) -> ResponseFormat:
         if self.type == "json_schema" and self.json_schema is None:
-            raise ValueError("json_schema is missing")
+            raise BadRequestError("response_format", "json_schema is missing")
         return self
 
 
@@ -72,7 +75,10 @@ class Sampled(BaseModel):
         if isinstance(given, dict):
             for name in _NOT_SERVED:
                 if given.get(name):
-                    raise ValueError(f"{name} is not served")
+                    raise BadRequestError(name, "is not served")
+            for name, value in given.items():
+                if not _is_text(value):
+                    raise BadRequestError(name, "holds half a surrogate pair, which is no text")
         return given
 
 
@@ -138,5 +144,14 @@ class CompletionBody(Sampled):
     @model_validator(mode="after")
     def _few(self) -> CompletionBody:
         if not 1 <= len(self.prompts) <= MAX_PROMPTS:
-            raise ValueError(f"prompt: 1 to {MAX_PROMPTS} prompts")
+            raise BadRequestError("prompt", f"1 to {MAX_PROMPTS} prompts")
         return self
+
+
+def _is_text(value: Any) -> bool:
+    """Whether all strings in a JSON value can be written as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

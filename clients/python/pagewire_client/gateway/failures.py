@@ -21,6 +21,7 @@ from typing import Any
 
 import grpc
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from ..errors import ServerError
@@ -76,9 +77,21 @@ def bad_request(error: BadRequestError) -> JSONResponse:
     return JSONResponse(body_of(str(error), "invalid_request_error", error.param), 400)
 
 
+def http_failure(error: HTTPException) -> JSONResponse:
+    """The answer to a route or a method that does not exist, or a body that cannot be parsed."""
+    return JSONResponse(body_of(error.detail, "invalid_request_error"), error.status_code, error.headers)
+
+
+def own_failure(error: Exception) -> JSONResponse:
+    """The answer where the gateway itself is at fault; the log says more."""
+    return JSONResponse(body_of("the gateway failed", "server_error", code="internal"), 500)
+
+
 def bad_body(error: RequestValidationError) -> JSONResponse:
     """The answer to a body of the wrong shape; what was sent is not repeated."""
     first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return JSONResponse(body_of("the body is no JSON", "invalid_request_error"), 400)
     path = [str(part) for part in first["loc"] if part != "body"]
     message = str(first["msg"]).removeprefix("Value error, ")
     return JSONResponse(

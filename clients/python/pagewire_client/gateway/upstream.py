@@ -17,6 +17,7 @@ from pagewire.v1.model_pb2_grpc import ModelServiceStub
 
 from ..channel import Tls, call_metadata, channel_options, health_number, health_request
 from ..errors import from_rpc_error
+from .failures import BadRequestError
 
 FORWARDED = ("authorization", "x-request-id", "traceparent", "tracestate")
 MAX_TEXTS = 50_000
@@ -44,8 +45,11 @@ class Upstream:
         self._texts: OrderedDict[int, str] = OrderedDict()
 
     def metadata(self, headers: Mapping[str, str]) -> Metadata:
-        """What of an HTTP request's headers goes on."""
+        """What of an HTTP request's headers goes on. Raises: BadRequestError: gRPC has no metadata like one of them."""
         shown = tuple((name, headers[name]) for name in FORWARDED if name in headers)
+        for name, value in shown:
+            if not (value.isascii() and value.isprintable()):
+                raise BadRequestError(name, "must be printable ASCII")
         has_token = "authorization" in headers
         return (*call_metadata(None if has_token else self._token, self._own), *shown)
 
