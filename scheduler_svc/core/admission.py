@@ -68,7 +68,9 @@ class Admission:
                     continue
                 return None
             if num_rows == 0:
+                # Who waited for the victim's pages is back in line and may come first now.
                 self._supply.make_row(request)
+                continue
             worker.queue.pop()
             return self._begin(request, start)
         return None

@@ -46,6 +46,11 @@ def test_a_life_whose_worker_went_while_a_row_sat_out() -> None:
     live(882353097344, 60)
 
 
+def test_a_life_in_which_a_row_was_made_by_who_kept_an_earlier_one_waiting() -> None:
+    """The victim's end brings back requests that waited for its pages; the first of them is next, and none is lost."""
+    live(55447385219, 60)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("block", range(20))
 def test_many_random_lives(block: int) -> None:
