@@ -234,12 +234,12 @@ class Simulation:
 
 
 def events_of(answer: Any) -> list[Event]:
-    """The events of whatever the core answered; none for None."""
-    if answer is None:
-        return []
+    """The events of whatever the core answered; a count, names of pages and None have none."""
     if isinstance(answer, Committed):
         return list(answer.events)
-    return list(answer[1]) if isinstance(answer, tuple) else list(answer)
+    if isinstance(answer, tuple):
+        return list(answer[1])
+    return answer if isinstance(answer, list) else []
 
 
 def compare(history: History, recorded: CoreConfig, changes: dict[str, int]) -> dict[str, dict[str, float]]:

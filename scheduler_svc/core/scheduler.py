@@ -60,6 +60,8 @@ class Scheduler:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_steps_in_flight"):
             if getattr(config, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if config.long_prefill_token_threshold < 0:
+            raise ValueError("long_prefill_token_threshold must be at least 0")
         self._config = self._started = config
         self._tally = Tally()
         self._accounts = Accounts(config.tenant_weights, config.tenant_fairness)

@@ -13,7 +13,7 @@ from support.core_bench import CoreBench, card, config
 
 from scheduler_svc import replay, trace_format, traced_core
 from scheduler_svc.core.errors import RequestRejected
-from scheduler_svc.core.types import RequestKey, StepResult, WorkerId
+from scheduler_svc.core.types import NewRequest, RequestKey, StepResult, WorkerId
 from scheduler_svc.traced_core import TracedCore, TraceFile
 
 
@@ -131,6 +131,38 @@ def test_refusals_and_results_of_nobody_are_replayed(tmp_path: Path) -> None:
     answers = list(replay.Replay(tmp_path / "trace"))
     assert [call.name for call in answers if call.answer is None] == ["submit", "submit"]
     assert all(call.is_equal for call in answers)
+
+
+def test_answers_without_events_are_replayed(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace")
+    bench = CoreBench(config(), make=partial(TracedCore, write=file.write))
+    bench.join(card())
+    bench.submit(0, [1] * 9, 1)
+    bench.run()
+    assert bench.core.take_names(card().worker_id, 9.0) is not None
+    assert bench.core.reset_prefix_cache(9.0) > 0
+    file.close()
+    assert [call.name for call in replay.Replay(tmp_path / "trace")][-2:] == ["take_names", "reset_prefix_cache"]
+    assert replay.main([str(tmp_path / "trace")]) == 0
+
+
+def test_log_probabilities_are_no_difference(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace")
+    core = TracedCore(config(), file.write)
+    core.add_worker(card(), 0.0)
+    core.submit(NewRequest(key=RequestKey(1), prompt=array("i", [1] * 9), max_tokens=1), 0.0)
+    plan, _ = core.plan(card().worker_id, 0.0)
+    assert plan is not None
+    told = StepResult(
+        worker_id=card().worker_id,
+        step_id=plan.step_id,
+        rows=array("i", [0]),
+        token_ids=array("i", [7]),
+        attachments=[(0, b"columns")],
+    )
+    assert core.commit(told, 1.0).attachments == [(1, b"columns")]
+    file.close()
+    assert replay.main([str(tmp_path / "trace")]) == 0
 
 
 def test_what_if_compares_two_simulations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
