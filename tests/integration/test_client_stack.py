@@ -192,6 +192,14 @@ def test_a_lost_scheduler_ends_the_stack(place: Place) -> None:
     assert place.noted()[-1] == "worker stopped"
 
 
+def test_a_scheduler_that_was_drained_ends_the_stack_well(place: Place) -> None:
+    with place.stack() as stack:
+        wait_until(lambda: "worker started" in place.noted())
+        os.kill(stack.pids()["scheduler"], signal.SIGTERM)
+        assert stack.wait(30)
+    assert place.noted()[-1] == "worker stopped"
+
+
 def test_a_child_that_does_not_stop_is_killed(place: Place) -> None:
     stack = place.stack(worker=command("worker", "deaf", place.log), stop_seconds=0.3)
     stack.start()

@@ -193,7 +193,10 @@ class LocalStack:
 
     def _supervise(self) -> None:
         while not self._stopping.wait(_POLL_SECONDS):
-            if self._scheduler is not None and self._scheduler.exit_code() is not None:
+            if self._scheduler is not None and (code := self._scheduler.exit_code()) is not None:
+                if code == 0:  # an operator had it drain
+                    self._tell("scheduler ended by itself: everything stops")
+                    return
                 raise self._ended_early(self._scheduler)
             for worker in self._workers:
                 self._restart_if_crashed(worker)
