@@ -1,6 +1,8 @@
 """Commands against a gRPC server: what they print, and their exit codes."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -190,6 +192,21 @@ def test_no_server_is_exit_code_1() -> None:
 )
 def test_usage_errors_are_exit_code_2(words: list[str]) -> None:
     assert CliRunner().invoke(app, words).exit_code == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="a device of this system")
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1(server: FakeServer) -> None:
+    words = [sys.executable, "-m", "pagewire_client.cli", "generate", "Hi", "--target", server.target]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: [Errno 28] No space left on device\n"
+
+
+def test_a_prompt_that_is_no_text_is_exit_code_2(server: FakeServer) -> None:
+    result = run(server, "generate", "\udcff")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: text that cannot be read or written: 'utf-8' codec can't encode")
 
 
 def test_interrupting_is_exit_code_130(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from ..errors import PagewireError
 from . import access, demo, gateway, generation, queries, serving
-from .failures import EXIT_FAILED, EXIT_INTERRUPTED, error_line, exit_code
+from .failures import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, error_line, exit_code
 from .flags import Role, help_text
 from .top import top
 
@@ -32,8 +32,16 @@ class _Group(TyperGroup):
             if sys.stderr.isatty():
                 print(file=sys.stderr)  # the shell's prompt gets a line of its own, below the text that was cut off
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        except BrokenPipeError:
-            # The reader of our output went away (`| head`); leave nothing for the interpreter to flush into it.
+        except (
+            UnicodeError
+        ) as error:  # an argument or stdin that is no UTF-8; an output the terminal has no letters for
+            print(f"error: text that cannot be read or written: {error}", file=sys.stderr)
+            raise typer.Exit(EXIT_USAGE) from None
+        except OSError as error:
+            # Our output cannot be written: a full disk, or a reader that went away (`| head`), which needs no word.
+            if not isinstance(error, BrokenPipeError):
+                print(f"error: {error}", file=sys.stderr)
+            # Leave nothing for the interpreter to flush into it.
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise typer.Exit(EXIT_FAILED) from None
