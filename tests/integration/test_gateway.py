@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import openai
 import pytest
+from pagewire_client.cli.app import app
 from pagewire_client.errors import ServerError
 from pagewire_client.gateway.answer import whole
 from support.conditions import wait_until
@@ -19,6 +20,7 @@ from support.scheduler_process import SchedulerProcess
 from support.scripted_rows import Limits
 from support.scripted_stack import ScriptedStack
 from support.toy_tokenizer import BOS
+from typer.testing import CliRunner
 
 SAID = "Hello, world: ďả."
 GREETING: list[Any] = [{"role": "user", "content": "hi"}]
@@ -57,6 +59,13 @@ def test_it_stops_when_told_and_says_when_its_server_is_gone() -> None:
         scheduler.process.wait(10)
         wait_until(lambda: not gateway.is_serving(), "it is not healthy")
         assert gateway.stop() == 0
+
+
+def test_a_port_in_use_is_one_line(gateway: GatewayProcess) -> None:
+    words = ["gateway", "--port", gateway.url.rpartition(":")[2]]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: --port {words[-1]}: cannot listen on 127.0.0.1:")
 
 
 def test_a_chat_whole_and_streamed(client: openai.OpenAI, stack: ScriptedStack) -> None:

@@ -32,9 +32,7 @@ class _Group(TyperGroup):
             if sys.stderr.isatty():
                 print(file=sys.stderr)  # the shell's prompt gets a line of its own, below the text that was cut off
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        except (
-            UnicodeError
-        ) as error:  # an argument or stdin that is no UTF-8; an output the terminal has no letters for
+        except UnicodeError as error:  # of an argument or stdin that is no UTF-8, or a terminal that knows few letters
             print(f"error: text that cannot be read or written: {error}", file=sys.stderr)
             raise typer.Exit(EXIT_USAGE) from None
         except OSError as error:

@@ -12,6 +12,7 @@ import typer
 from . import arguments as arg
 from .access import ACCESS, TENANT_KEY
 from .failures import EXIT_FAILED
+from .serving import check_port
 
 
 def gateway(
@@ -31,12 +32,14 @@ def gateway(
     except ImportError as error:
         print(f'error: {error.name} is not installed: pip install "pagewire[gateway]"', file=sys.stderr)
         raise typer.Exit(EXIT_FAILED) from None
+    check_port(host, port, "port")
     access = ACCESS.get()
     metadata = () if access.tenant is None else ((TENANT_KEY, access.tenant),)
     app = make_app(lambda: Upstream(target, tls=access.tls, token=access.token, metadata=metadata))
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn ends gracefully, then raises the signal once more: that is no death by a signal.
         signal.signal(number, _stopped)
+    print(f"gateway to {target} on http://{host}:{port}", file=sys.stderr)
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=30)
 
 

@@ -60,9 +60,9 @@ def serve(context: typer.Context) -> None:
     """Start scheduler and worker(s) on this machine: [MODEL] [FLAGS]. Ctrl-C drains."""
     parsed = parse(context.args, flags_of(*Role), takes_model=True)
     settings = serve_settings(parsed)
-    _check_port(settings.host, settings.port, "port")
+    check_port(settings.host, settings.port, "port")
     if settings.internal_port:
-        _check_port("127.0.0.1", settings.internal_port, "internal-port")
+        check_port("127.0.0.1", settings.internal_port, "internal-port")
     if settings.zmq_curve_dir is not None:
         _make_keys(settings.zmq_curve_dir)
     model = local_model(settings.model)
@@ -123,7 +123,7 @@ def _become(arguments: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
-def _check_port(host: str, port: int, name: str) -> None:
+def check_port(host: str, port: int, name: str) -> None:
     """Refuses a port somebody listens on, before another server there could be mistaken for ours."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
