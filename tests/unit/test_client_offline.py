@@ -131,3 +131,9 @@ def test_forms_are_asked_for_by_the_names_people_know(name: str, kind: type[Stru
         structured(regex="a", json_object=True)
     with pytest.raises(TypeError, match="did you mean 'choice'"):
         structured(choices=["a"])
+
+
+def test_half_a_surrogate_pair_is_no_prompt() -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        text_request("x\udcff", {})
+    assert [violation.field for violation in refused.value.field_violations] == ["text"]

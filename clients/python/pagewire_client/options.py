@@ -102,7 +102,7 @@ def text_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateReque
     """A request that continues a text or token ids. Raises: InvalidRequestError, TypeError for an unknown keyword."""
     request = pb.GenerateRequest()
     if isinstance(prompt, str):
-        request.text = prompt
+        _guard(lambda: setattr(request, "text", prompt), "text")
     else:
         request.token_ids.SetInParent()
         _extend(request.token_ids, "ids", prompt, "token_ids")
