@@ -14,6 +14,11 @@ class InFlight:
         self._idle.set()
         self._hurry = asyncio.Event()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way."""
+        return not self._count
+
     @contextmanager
     def call(self) -> Iterator[None]:
         """The duration of one call."""

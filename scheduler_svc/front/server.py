@@ -5,6 +5,7 @@ internal one (loopback) has all services for everybody, a third one answers heal
 application, not in `maximum_concurrent_rpcs`, which would refuse health too.
 """
 
+import asyncio
 import importlib.util
 import socket
 from collections.abc import Callable
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 TOKENIZER_THREADS = 2
 STOP_SECONDS = 1.0
+REFUSAL_SECONDS = 0.25
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 MODEL = model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
@@ -150,9 +152,14 @@ class Front:
         0: they get nothing. Clients are told to go away (GOAWAY) when none is left. Idempotent.
         """
         self._state.stop()
+        was_idle = self.in_flight.is_idle
         await self._health.close()
         if not await self.in_flight.wait_patiently(seconds and max(seconds, self._state.drain_seconds_left)):
             self.link.fail_all(UnavailableError("the server stops", reason=Reason.SHUTDOWN.value, retry_ms=1000))
+            await self.in_flight.wait_idle(STOP_SECONDS)
+        elif not was_idle:
+            # Whose stream just ended may ask again at once: it is told UNAVAILABLE; a stopping server would cancel it.
+            await asyncio.sleep(REFUSAL_SECONDS)
             await self.in_flight.wait_idle(STOP_SECONDS)
         servers, self._servers = self._servers, []
         for server in servers:

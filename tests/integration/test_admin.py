@@ -36,10 +36,11 @@ def test_limits_change_for_what_comes(stack: ScriptedStack, admin: AdminClient) 
         assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_queued_requests) == (1, 64, 1)
         assert limits.scheduling_policy == "priority"
         wait_until(lambda: stack.client.model().max_num_seqs == 1, "fronts know")
-        streams = [stack.client.stream([5, number], max_tokens=400, token_ids=True) for number in range(2)]
-        assert any(first_ids(stream) for stream in streams[:1])
-        load = stack.load()
-        assert (load.num_requests_running, load.num_requests_waiting) == (1, 1)
+        streams = [stack.client.stream([5, 0], max_tokens=400, token_ids=True)]
+        assert first_ids(streams[0])
+        streams.append(stack.client.stream([5, 1], max_tokens=400, token_ids=True))
+        wait_until(lambda: stack.load().num_requests_waiting == 1, "the second one waits")
+        assert stack.load().num_requests_running == 1
         admin.update_limits(max_num_seqs=4)
         assert first_ids(streams[1])
         for stream in streams:

@@ -127,6 +127,7 @@ def test_invalid_fields_are_told_all_at_once(stack: ScriptedStack, worker: Scrip
 
 
 def test_what_is_not_there(stack: ScriptedStack, worker: ScriptedWorker) -> None:
+    worker.options.step_seconds = 0.01
     model = generate(stack, [5], model="another")
     assert (model.code, model.reason) == (CODE.NOT_FOUND, "MODEL_NOT_FOUND")
     with calls(stack) as stub, running(stack):

@@ -51,7 +51,7 @@ LATE_SECONDS = 0.8
 LONG = [41, *range(60)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def stack() -> Iterator[ScriptedStack]:
     with ScriptedStack() as running:
         running.outputs[tuple(ENDING)] = list(b"0123456789")

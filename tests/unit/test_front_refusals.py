@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,7 +58,9 @@ async def test_a_refused_request_is_let_go(streams: bool) -> None:
 
     details = grpc.HandlerCallDetails()
     details.method = "/service/Method"
-    handler: Any = await StatusInterceptor().intercept_service(continuation, details)
+    handler: Any = await StatusInterceptor(lambda context, method: nullcontext()).intercept_service(
+        continuation, details
+    )
     kept = []
     for _ in range(3):
         with pytest.raises(AbortError) as ended:
