@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from gpu_worker.errors import ConfigError, ModelLoadError, WorkerError
 from gpu_worker.model_config import ModelConfig
 from gpu_worker.model_quality import ModelQuality
 from gpu_worker.models.llama import LlamaModel
-from gpu_worker.quantize_recipe import METHODS, quantize
+from gpu_worker.quantize_recipe import METHODS, check_library, quantize
 from gpu_worker.weights.load import load_quantized, load_weights
 from gpu_worker.weights.open import open_checkpoint
 
@@ -52,7 +53,9 @@ def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     try:
         options = _parser().parse_args(arguments)
-        print(_report(options, *_run(options)), flush=True)
+        with redirect_stdout(sys.stderr):  # what the library logs is no part of the report
+            before, after = _run(options)
+        print(_report(options, before, after), flush=True)
     except (ConfigError, ModelLoadError) as error:
         print(f"pagewire quantize: {error}", file=sys.stderr)
         return 2
@@ -63,10 +66,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="pagewire quantize", description="Write a quantised copy of a model.")
+    parser = OneLineParser(
+        prog="pagewire quantize",
+        description="Write a quantised copy of a model and report what it saves and loses. By either method it is "
+        "compressed-tensors: serve it without --quantization, or with compressed-tensors.",
+    )
     parser.add_argument("model", type=Path, metavar="MODEL", help="Hugging Face directory with plain weights")
-    parser.add_argument("--method", choices=METHODS, required=True, help="how weights are rounded")
-    parser.add_argument("--bits", type=int, choices=BITS, default=4, help="of a weight (4)")
+    parser.add_argument("--method", choices=METHODS, required=True, help="how the weights are rounded")
+    parser.add_argument("--bits", type=int, choices=BITS, default=4, help="bits of a weight (4)")
     parser.add_argument(
         "--group-size", type=int, choices=GROUP_SIZES, default=128, help="inputs that share a scale (128)"
     )
@@ -74,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--held", type=Path, metavar="FILE", help="text for the perplexity (an eighth of the calibration's)"
     )
-    parser.add_argument("--samples", type=int, default=128, help=f"most samples of {WINDOW} tokens (128)")
+    parser.add_argument("--samples", type=int, default=128, metavar="N", help=f"most samples of {WINDOW} tokens (128)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write; must not exist")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
@@ -85,6 +92,7 @@ def _run(options: argparse.Namespace) -> tuple[Figures, Figures]:
     config = _check(options)
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     samples, held = _texts(options, tokenizer)
+    check_library()
     window = min(WINDOW, config.max_positions)
     print(f"measuring {options.model.name}", file=sys.stderr, flush=True)
     before = _measure(options.model, held, window)
@@ -107,6 +115,8 @@ def _check(options: argparse.Namespace) -> ModelConfig:
     checkpoint = open_checkpoint(options.model)
     if checkpoint.quantization:
         raise ConfigError(f"{options.model}: is quantised already ({checkpoint.quantization})")
+    if options.samples < 1:
+        raise ConfigError(f"--samples '{options.samples}': not allowed; allowed: 1 and more")
     if options.out.exists():
         raise ConfigError(f"--out '{options.out}': exists already")
     config = checkpoint.config
@@ -187,7 +197,7 @@ def _report(options: argparse.Namespace, before: Figures, after: Figures) -> str
     )
     lines = [f"{'':28}{'before':>12}{'after':>12}{'after / before':>16}"]
     lines += [f"{name:28}{old:>12,.2f}{new:>12,.2f}{new / old:>16.3f}" for name, old, new in rows]
-    return "\n".join([f"wrote {options.out}", *lines])
+    return "\n".join([f"wrote {options.out} (compressed-tensors): pagewire serve {options.out}", *lines])
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ the error of each column in the following ones; AWQ (arXiv 2306.00978) scales in
 rounding.
 """
 
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,22 +17,35 @@ import torch
 from gpu_worker.errors import ConfigError
 
 METHODS = ("awq", "gptq")
+TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def check_library() -> None:
+    """Raises ConfigError if llm-compressor cannot be imported. It logs errors only: bars show how far it is."""
+    os.environ.setdefault("LLM_COMPRESSOR_LOG_LEVEL", "ERROR")
+    try:
+        import llmcompressor  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f'llm-compressor is needed ({error}): pip install "pagewire[worker,quantize]", in an environment of its own'
+        ) from None
 
 
 def quantize(model: Path, out: Path, *, method: str, bits: int, group_size: int, samples: Sequence[list[int]]) -> None:
     """Write a quantised copy of ``model``, a Hugging Face directory, to ``out``. Shows a progress bar a layer.
 
-    ``samples`` are token ids of calibration texts. Raises ConfigError if the library is not installed.
+    ``samples`` are token ids of calibration texts. The library must be installed (``check_library``).
     """
-    try:
-        from datasets import Dataset
-        from llmcompressor import oneshot
-        from llmcompressor.pipelines.cache import IntermediatesCache
-    except ImportError as error:
-        raise ConfigError(
-            f'{error.name} is not installed: pip install "pagewire[worker,quantize]", in an environment of its own'
-        ) from None
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from datasets import Dataset
+    from llmcompressor import oneshot
+    from llmcompressor.pipelines.cache import IntermediatesCache
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     if not torch.accelerator.is_available():
         # Version 0.14 pins the inputs it keeps without asking whether there is a device to copy them to.
@@ -39,13 +54,22 @@ def quantize(model: Path, out: Path, *, method: str, bits: int, group_size: int,
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype="auto", local_files_only=True)
     oneshot(
         model=loaded,
+        # Never used, the samples are ids already; without one the library fails where a config does not name its class.
+        processor=PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json")),
         recipe=_recipe(method, bits, group_size),
         dataset=Dataset.from_list(rows),
         num_calibration_samples=len(rows),
         max_seq_length=max(len(ids) for ids in samples),
-        output_dir=str(out),
     )
-    AutoTokenizer.from_pretrained(model, local_files_only=True).save_pretrained(out)
+    loaded.save_pretrained(out, save_compressed=True)
+    copy_text_files(model, out)
+
+
+def copy_text_files(model: Path, out: Path) -> None:
+    """The text side is the original's, byte for byte: transformers would rewrite it its own way."""
+    for name in TEXT_FILES:
+        if (model / name).is_file():
+            shutil.copyfile(model / name, out / name)
 
 
 def _recipe(method: str, bits: int, group_size: int) -> list[Any]:

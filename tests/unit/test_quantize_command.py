@@ -12,7 +12,7 @@ from pagewire_kernels import load_kernels
 from support.quantized_files import awq, write_quantized
 from support.tiny_models import TinyModel, make_model, random_prompt
 
-from gpu_worker import quantize
+from gpu_worker import quantize, quantize_recipe
 from gpu_worker.model_quality import ModelQuality
 from gpu_worker.models.llama import LlamaModel
 from gpu_worker.weights.load import load_weights
@@ -80,11 +80,19 @@ def test_a_missing_extra_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("datasets", "llmcompressor"):
-        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "llmcompressor", None)
     code, _, error = run(capsys, tiny.path, text, tmp_path / "out", "--group-size", "32")
     assert code == 2
-    assert 'is not installed: pip install "pagewire[worker,quantize]"' in error
+    assert error.startswith("pagewire quantize: llm-compressor is needed (")
+    assert error.endswith('pip install "pagewire[worker,quantize]", in an environment of its own\n')
+    assert error.count("\n") == 1
+
+
+def test_the_text_side_is_copied_as_it_is(tiny: TinyModel, tmp_path: Path) -> None:
+    quantize_recipe.copy_text_files(tiny.path, tmp_path)
+    copied = sorted(path.name for path in tmp_path.iterdir())
+    assert copied == ["generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+    assert [(tmp_path / name).read_bytes() for name in copied] == [(tiny.path / name).read_bytes() for name in copied]
 
 
 def test_the_report_compares_both_sides(
@@ -94,20 +102,26 @@ def test_the_report_compares_both_sides(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The library is replaced by one that writes another quantised model; the text is split, samples are limited."""
+    """The library is replaced by one that writes another quantised model; the text is split, samples are limited.
+
+    What the library prints is no part of the report.
+    """
     given: list[Sequence[list[int]]] = []
 
     def write(model: Path, out: Path, *, samples: Sequence[list[int]], **options: Any) -> None:
         assert options == {"method": "awq", "bits": 4, "group_size": 32}
         given.append(samples)
+        print("noise of the library")
         out.mkdir()
         write_quantized(out, awq())
 
     monkeypatch.setattr(quantize, "quantize", write)
+    monkeypatch.setattr(quantize, "check_library", lambda: None)
     code, output, error = run(
         capsys, tiny.path, text, tmp_path / "out", "--group-size", "32", "--samples", "3", "--json", method="awq"
     )
     assert code == 0, error
+    assert output.count("\n") == 1
     assert [len(sample) for sample in given[0]] == [quantize.WINDOW] * 3
     report = json.loads(output)
     assert report["after"]["size_bytes"] < report["before"]["size_bytes"]
