@@ -51,6 +51,11 @@ def test_a_life_in_which_a_row_was_made_by_who_kept_an_earlier_one_waiting() -> 
     live(55447385219, 60)
 
 
+def test_a_life_whose_cache_was_emptied_between_two_steps_that_name_the_same() -> None:
+    """A name is evicted with its page and given to another page before the worker hears of either."""
+    live(2693535587, 60)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("block", range(20))
 def test_many_random_lives(block: int) -> None:

@@ -167,15 +167,16 @@ class FakeWorker:
                 raise PlanError(f"{group} is no group of rows that share so many pages")
 
     def _apply_names(self, plan: BatchPlan) -> None:
+        for page in plan.evicted_pages:
+            self.names.pop(page, None)
+            if self._named.pop(page, None) is None:
+                raise PlanError(f"page {page} was not named")
+        # After evictions, as workers do: what was let go since the last plan may be named again by this one.
         for published in plan.published:
             if published.page in self._named or published.hash in self._named.values():
                 raise PlanError(f"page {published.page} or its name is named already")
             self._named[published.page] = published.hash
             self.names[published.page] = published
-        for page in plan.evicted_pages:
-            self.names.pop(page, None)
-            if self._named.pop(page, None) is None:
-                raise PlanError(f"page {page} was not named")
 
     def _work(self, plan: BatchPlan) -> list[tuple[int, int]]:
         chunks = list(zip(plan.chunk_rows, plan.chunk_tokens, strict=True))
