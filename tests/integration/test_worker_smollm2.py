@@ -35,7 +35,11 @@ def parts(path: Path) -> startup.Parts:
         max_num_seqs=4,
         cpu_threads=1,
     )
-    return startup.build(config, pytest.fail)
+    notices: list[str] = []
+    parts = startup.build(config, notices.append)
+    assert len(notices) == 1
+    assert "dequantised" in notices[0]
+    return parts
 
 
 @pytest.mark.timeout(120 + COMPUTE_SECONDS)
