@@ -27,7 +27,11 @@ def main(arguments: list[str]) -> int:
         config = load_config(arguments)
         from gpu_worker.process import run_worker
 
-        return run_worker(config)
+        code = run_worker(config)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # A second signal while the interpreter ends would be fatal: its handlers are gone by then.
+            signal.signal(number, signal.SIG_IGN)
+        return code
     except (ConfigError, ModelLoadError, PagePoolTooSmallError, HelloRefusedError) as error:
         print(f"pagewire worker: {error}", file=sys.stderr)
         return 2
