@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 from support.gpu_parts import build
-from support.plan_driver import Generation, PlanMaker, drive, generate
+from support.plan_driver import Generation, PlanMaker, drive, generate, last_logits
 from support.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, TinyModel, greedy, make_model, random_prompt
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -254,21 +254,3 @@ def test_smollm2_in_bfloat16_is_as_close_as_transformers(gguf_path: Path, smollm
         ours = (last_logits(runner, prompt).log_softmax(0) - exact).abs()
         assert ours.mean() <= 1.5 * theirs.mean() + 0.05
         assert ours.max() <= 2 * theirs.max() + 0.1
-
-
-def last_logits(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
-    """Logits after a prompt, as the sampler sees them."""
-    seen: list[torch.Tensor] = []
-    kernels = runner._kernels
-    original = kernels.sample
-
-    def record(logits: torch.Tensor, batch: Any) -> Any:
-        seen.append(logits.float().clone())
-        return original(logits, batch)
-
-    kernels.sample = record  # type: ignore[method-assign]
-    try:
-        generate(runner, [Generation(prompt=prompt, max_tokens=1)])
-    finally:
-        del kernels.sample
-    return seen[-1][0]

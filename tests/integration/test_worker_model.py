@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.plan_driver import Generation, PlanMaker, drive, generate
+from support.plan_driver import Generation, PlanMaker, drive, generate, last_logits
 from support.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, VOCAB_SIZE, TinyModel, greedy, make_model, random_prompt
 
 from gpu_worker import startup
@@ -256,24 +256,6 @@ def test_bfloat16_logits_are_close(tmp_path: Path) -> None:
         exact = model.reference(ids).logits[0, -1].log_softmax(0)
         theirs = model.reference.to(torch.bfloat16)(ids).logits[0, -1].float().log_softmax(0)
     assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max() + 0.02
-
-
-def last_logits(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
-    """Logits after a prompt, as the sampler sees them."""
-    seen: list[torch.Tensor] = []
-    kernels = runner._kernels
-    original = kernels.sample
-
-    def record(logits: torch.Tensor, batch: Any) -> Any:
-        seen.append(logits.float().clone())
-        return original(logits, batch)
-
-    kernels.sample = record  # type: ignore[method-assign]
-    try:
-        generate(runner, [Generation(prompt=prompt, max_tokens=1)])
-    finally:
-        del kernels.sample
-    return seen[-1][0]
 
 
 def test_seeds_decide_whatever_the_neighbours(runner: ModelRunner) -> None:

@@ -10,8 +10,10 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
 
 from gpu_worker.batch_plan import BatchPlan, NewRows, RowLogprobs, RowOptions, StepResult, int32s
 from gpu_worker.model_runner import ModelRunner
@@ -301,3 +303,21 @@ def generate(
     maker.submit(*generations)
     drive(runner, maker, max_in_flight=max_in_flight)
     return [generation.output for generation in generations]
+
+
+def last_logits(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
+    """Logits after a prompt, as the sampler sees them."""
+    seen: list[torch.Tensor] = []
+    kernels = runner._kernels
+    original = kernels.sample
+
+    def record(logits: torch.Tensor, batch: Any) -> Any:
+        seen.append(logits.float().clone())
+        return original(logits, batch)
+
+    kernels.sample = record  # type: ignore[method-assign]
+    try:
+        generate(runner, [Generation(prompt=prompt, max_tokens=1)])
+    finally:
+        del kernels.sample
+    return seen[-1][0]
