@@ -14,6 +14,8 @@ from typing import NoReturn
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Read by gloo: ranks without GPUs, which are on one machine, talk over nothing that leaves it.
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def main(arguments: list[str]) -> int:

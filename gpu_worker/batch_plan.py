@@ -120,6 +120,8 @@ class BatchPlan:
     group_rows: Int32s = field(default_factory=empty_column)
     num_scheduled_rows: int = 0
     num_scheduled_tokens: int = 0
+    frame: bytes = b""
+    """What it was decoded from, for the other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

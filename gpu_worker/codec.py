@@ -33,6 +33,8 @@ class Frame:
     step_id: int
     kind: str
     body: Any
+    content: bytes
+    """The frame itself."""
 
 
 def decode_frame(data: bytes) -> Frame | None:
@@ -46,7 +48,12 @@ def decode_frame(data: bytes) -> Frame | None:
     if kind is None:
         return None
     return Frame(
-        session=message.session, epoch=message.epoch, step_id=message.step_id, kind=kind, body=getattr(message, kind)
+        session=message.session,
+        epoch=message.epoch,
+        step_id=message.step_id,
+        kind=kind,
+        body=getattr(message, kind),
+        content=data,
     )
 
 
@@ -75,6 +82,7 @@ def decode_plan(frame: Frame) -> BatchPlan:
         group_rows=_int32s(body, "group_rows"),
         num_scheduled_rows=body.num_scheduled_rows,
         num_scheduled_tokens=body.num_scheduled_tokens,
+        frame=frame.content,
     )
     _equal_lengths("append", plan.append_rows, plan.append_pages)
     _equal_lengths("copy", plan.copy_sources, plan.copy_destinations)
@@ -210,7 +218,7 @@ def encode_hello(epoch: int, card: WorkerCard, inventory: Inventory) -> bytes:
         inventory=pb.Inventory(
             pages=inventory.pages, hashes=inventory.hashes, parents=inventory.parents, identity=inventory.identity
         ),
-        num_ranks=1,
+        num_ranks=card.num_ranks,
         rank=0,
         pid=card.pid,
         version=card.version,

@@ -57,7 +57,7 @@ class WorkerConfig(BaseSettings):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory this process may use")
     kv_cache_memory_bytes: int | None = Field(None, ge=1, description="bytes of the page pool; a share of free memory")
     cpu_threads: int = Field(0, ge=0, le=1024, description="threads on a CPU; 0: measured")
-    tensor_parallel_size: int = Field(1, ge=1, le=1, description="ranks of this worker")
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="ranks of this worker, each with a GPU of its own")
     served_model_name: str | None = Field(None, min_length=1, description="the model's name for clients; its file name")
     kernels: Literal["auto", "triton", "cpu", "reference"] = Field("auto", description="kernel set; auto by device")
     enforce_eager: bool = Field(False, description="launch steps operation by operation, without CUDA graphs")

@@ -18,11 +18,21 @@ _NUM_LOOKS = 3
 _SECONDS_BETWEEN_LOOKS = 0.4
 
 
-def pick_device(name: str) -> torch.device:
-    """``auto`` takes the first GPU if there is one. Raises ConfigError if a GPU is asked for and there is none."""
+def pick_device(name: str, rank: int = 0, num_ranks: int = 1) -> torch.device:
+    """``auto`` takes the first GPU if there is one; of several ranks each takes its own, from then on the current one.
+
+    Raises ConfigError if a GPU is asked for and there is none, or fewer than ranks.
+    """
     if name == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
+        if num_ranks > torch.cuda.device_count():
+            raise ConfigError(
+                f"--tensor-parallel-size '{num_ranks}': not allowed: {torch.cuda.device_count()} CUDA devices are "
+                "visible; allowed here: at most that, or --device cpu"
+            )
+        if num_ranks > 1:
+            torch.cuda.set_device(rank)
         return torch.device("cuda", torch.cuda.current_device())
     if name == "cuda":
         raise ConfigError("--device 'cuda': no CUDA device is visible to torch; allowed here: cpu, auto")
@@ -76,6 +86,11 @@ def set_cpu_threads(requested: int, hidden_size: int, inner_size: int, dtype: to
     threads = requested or _measure_threads(hidden_size, inner_size, dtype)
     torch.set_num_threads(threads)
     return threads
+
+
+def threads_of_rank(num_ranks: int) -> int:
+    """Ranks share the CPUs; measured all at once, each would take them for slow."""
+    return max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
 
 def _measure_threads(hidden_size: int, inner_size: int, dtype: torch.dtype) -> int:

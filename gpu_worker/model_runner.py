@@ -102,7 +102,7 @@ class ModelRunner:
 
     def round_shapes(self) -> GraphShapes:
         """Round every step up to a shape that a graph could be captured for, where there is one."""
-        self._shapes = GraphShapes(self.limits, self.model.num_parameters)
+        self._shapes = GraphShapes(self.limits, self.model.group.least(self.model.num_parameters))
         return self._shapes
 
     @torch.inference_mode()
@@ -139,6 +139,8 @@ class ModelRunner:
         except Exception as error:  # whatever a step raises must not end the worker
             failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
         # The exception is gone here, and with it the frames that held the step's tensors.
+        if self.model.group.size > 1:
+            raise DeviceLostError(failure)  # the other ranks are somewhere else in the step, or gone
         self._recover(work)
         return StepOutput(plan=plan, sampled_rows=work.sampled_rows, packed=None, failure=failure)
 

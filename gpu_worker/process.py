@@ -1,7 +1,8 @@
-"""Joins the parts to one process: builds, connects, runs, and leaves on a signal."""
+"""Joins the parts to one process: builds, connects, runs, and leaves on a signal. Of several ranks this is rank 0."""
 
 import contextlib
 import gc
+import os
 import queue
 import signal
 import sys
@@ -12,16 +13,35 @@ import torch
 from gpu_worker import log, startup
 from gpu_worker.config import WorkerConfig
 from gpu_worker.curve import read_keys
+from gpu_worker.device import pick_device
+from gpu_worker.other_ranks import LeadingRunner, OtherRanks
+from gpu_worker.rank_group import ALONE, ProcessGroup, RankGroup
 from gpu_worker.scheduler_link import LinkEvent, SchedulerLink, Stop
-from gpu_worker.worker import Worker
+from gpu_worker.worker import Runner, Worker
 
 
 def run_worker(config: WorkerConfig) -> int:
     """Returns the exit code. Raises ConfigError, ModelLoadError, PagePoolTooSmallError, HelloRefusedError."""
     log.configure(config.log_format)
+    if config.tensor_parallel_size == 1:
+        return _run(config, ALONE, None)
+    device = pick_device(config.device, 0, config.tensor_parallel_size)
+    meeting_fd = os.memfd_create("pagewire-ranks")
+    others = OtherRanks(config, meeting_fd)
+    group: ProcessGroup | None = None
+    try:
+        group = ProcessGroup(0, config.tensor_parallel_size, device, meeting_fd)
+        return _run(config, group, others)
+    finally:
+        others.close()
+        if group is not None:
+            group.close()
+
+
+def _run(config: WorkerConfig, group: RankGroup, others: OtherRanks | None) -> int:
     keys = None if config.zmq_curve_dir is None else read_keys(config.zmq_curve_dir)
     logger = structlog.get_logger()
-    parts = startup.build(config, lambda sentence: logger.warning("model", note=sentence))
+    parts = startup.build(config, lambda sentence: logger.warning("model", note=sentence), group)
     with contextlib.suppress(OSError):
         print(parts.summary, file=sys.stderr, flush=True)
     # What lives now lives for ever: the collector need not look at it during steps.
@@ -33,8 +53,12 @@ def run_worker(config: WorkerConfig) -> int:
     link = SchedulerLink(config.scheduler, parts.card, events, keys)
     link.start()
     logger.info("ready", scheduler=config.scheduler, device=parts.card.device, num_pages=parts.card.num_pages)
+    runner: Runner = parts.runner
+    if others is not None:
+        others.say_goodbye = link.close
+        runner = LeadingRunner(parts.runner, others)
     try:
         with torch.inference_mode():
-            return Worker(parts.runner, link, events).run()
+            return Worker(runner, link, events).run()
     finally:
         link.close("the worker stops")

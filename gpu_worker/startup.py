@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 from pagewire_kernels import KernelSet, load_kernels
 
-from gpu_worker.device import describe_device, pick_device, pick_dtype, pick_kernels, pick_kv_dtype, set_cpu_threads
+from gpu_worker.device import (
+    describe_device,
+    pick_device,
+    pick_dtype,
+    pick_kernels,
+    pick_kv_dtype,
+    set_cpu_threads,
+    threads_of_rank,
+)
 from gpu_worker.errors import ConfigError, ModelLoadError
 from gpu_worker.graph_memory import expected_graph_bytes
 from gpu_worker.largest_step import run_largest_step
@@ -24,7 +32,9 @@ from gpu_worker.model_config import ModelConfig
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.models.llama import LlamaModel
 from gpu_worker.page_pool import PageShape, allocate_pages, count_pages
+from gpu_worker.rank_group import ALONE, RankGroup
 from gpu_worker.request_rows import RowLimits
+from gpu_worker.shard import check_divides
 from gpu_worker.warm_up import warm_up
 from gpu_worker.weights.checkpoint import Checkpoint
 from gpu_worker.weights.dummy import DummyCheckpoint, fill_with_noise
@@ -51,23 +61,26 @@ class Parts:
     summary: str
 
 
-def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
-    """Raises ModelLoadError, PagePoolTooSmallError, ConfigError."""
+def build(config: "WorkerConfig", warn: Callable[[str], None], group: RankGroup = ALONE) -> Parts:
+    """Every rank of ``group`` calls it with the same configuration.
+
+    Raises ModelLoadError, PagePoolTooSmallError, ConfigError.
+    """
     is_dummy = config.load_format == "dummy"
     checkpoint: Checkpoint = (
         DummyCheckpoint(config.model, config.quantization) if is_dummy else open_checkpoint(config.model)
     )
     _check_quantization(config.quantization, checkpoint)
-    device = pick_device(config.device)
+    check_divides(checkpoint.config, group.size)
+    device = pick_device(config.device, group.rank, group.size)
     free_before = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     dtype = pick_dtype(config.dtype, checkpoint.config.dtype, device)
     kv_dtype = pick_kv_dtype(config.kv_cache_dtype, dtype, device)
     max_model_len = _max_model_len(config, checkpoint.config)
     threads = 1
     if device.type == "cpu":
-        threads = set_cpu_threads(
-            config.cpu_threads, checkpoint.config.hidden_size, checkpoint.config.intermediate_size, dtype
-        )
+        asked = config.cpu_threads or (0 if group.size == 1 else threads_of_rank(group.size))
+        threads = set_cpu_threads(asked, checkpoint.config.hidden_size, checkpoint.config.intermediate_size, dtype)
     kernels_name = pick_kernels(config.kernels, device)
     _check_head_dim(kernels_name, checkpoint.config.head_dim)
     kernels = load_kernels(kernels_name)
@@ -87,13 +100,14 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
             dtype=dtype,
             device=device,
             quantized=checkpoint.quantized_modules,
+            group=group,
         )
     except (RuntimeError, MemoryError) as error:
         raise ModelLoadError(f"the weights cannot be allocated: {str(error).splitlines()[0][:200]}") from None
     if is_dummy:
         fill_with_noise(model.weight_slots())
     else:
-        load_weights(checkpoint, model.weight_slots(), warn)
+        load_weights(checkpoint, model.weight_slots(), warn, model.weight_shards())
     load_quantized(checkpoint, model.quantized_linears, kernels, dtype, device)
     dtype_name = str(dtype).removeprefix("torch.")
     card = make_model_card(
@@ -115,7 +129,7 @@ def build(config: "WorkerConfig", warn: Callable[[str], None]) -> Parts:
         runner.capture_graphs(runner.round_shapes().all())
     return Parts(
         runner=runner,
-        card=_worker_card(card, limits, device, kernels.name),
+        card=_worker_card(card, limits, device, kernels.name, group.size),
         summary=_summary(card, runner, device, kernels.name, threads, num_copied),
     )
 
@@ -143,7 +157,7 @@ def _keep_float_copies(config: "WorkerConfig", model: LlamaModel, device: torch.
     if device.type != "cuda" or not model.quantized_linears:
         return 0
     torch.cuda.reset_peak_memory_stats(device)  # what loading needed for a while is free again
-    spare = gpu_pool_bytes(device, config.gpu_memory_utilization, free_before)
+    spare = model.group.least(gpu_pool_bytes(device, config.gpu_memory_utilization, free_before))
     try:
         return keep_float_copies(model.quantized_linears, config.quantization_prefill, spare)
     except torch.OutOfMemoryError:
@@ -202,17 +216,17 @@ def _size_pool(
     )
     available = config.kv_cache_memory_bytes
     if available is None and device.type == "cpu":
-        available = cpu_pool_bytes()
+        available = cpu_pool_bytes() // model.group.size
     elif available is None:
         run_largest_step(model, kernels, page, max_num_seqs, max_num_batched_tokens, card.max_model_len)
         available = gpu_pool_bytes(device, config.gpu_memory_utilization, free_before)
         if _uses_graphs(config, device, kernels):
             available -= expected_graph_bytes(model, kernels, page, limits)
     pages = count_pages(available, page, max_model_len=card.max_model_len, max_num_seqs=max_num_seqs)
-    return replace(limits, num_pages=pages)
+    return replace(limits, num_pages=model.group.least(pages))
 
 
-def _worker_card(card: ModelCard, limits: RowLimits, device: torch.device, kernels: str) -> WorkerCard:
+def _worker_card(card: ModelCard, limits: RowLimits, device: torch.device, kernels: str, num_ranks: int) -> WorkerCard:
     return WorkerCard(
         device=describe_device(device),
         page_size=limits.page_size,
@@ -224,6 +238,7 @@ def _worker_card(card: ModelCard, limits: RowLimits, device: torch.device, kerne
         cache_fingerprint=cache_fingerprint(card, limits.page_size, kernels),
         pid=os.getpid(),
         version=program_version(),
+        num_ranks=num_ranks,
     )
 
 
@@ -239,7 +254,7 @@ def _summary(
     card: ModelCard, runner: ModelRunner, device: torch.device, kernels: str, threads: int, num_copied: int
 ) -> str:
     """The table printed at start."""
-    limits, graphs = runner.limits, runner.graphs
+    limits, graphs, num_ranks = runner.limits, runner.graphs, runner.model.group.size
     tokens = limits.num_pages * limits.page_size
     rows = (
         ("model", f"{card.name} ({card.architecture})"),
@@ -253,6 +268,7 @@ def _summary(
             f"{card.dtype}, KV cache {card.kv_cache_dtype}"
             + (f", from {card.quantization}" if card.quantization else ""),
         ),
+        *((("ranks", f"{num_ranks}; what follows is of each"),) if num_ranks > 1 else ()),
         ("weights", f"{(runner.model.num_weight_bytes - num_copied) / 2**20:,.1f} MiB"),
         *((("copy for many rows", f"{num_copied / 2**20:,.1f} MiB"),) if num_copied else ()),
         ("pages", f"{limits.num_pages:,} of {limits.page_size} tokens"),

@@ -9,10 +9,11 @@ import threading
 from typing import Protocol
 
 import structlog
+import torch
 
 from gpu_worker.batch_plan import BatchPlan, PageNames, StepResult
 from gpu_worker.errors import DeviceLostError, HelloRefusedError, PlanRefusedError
-from gpu_worker.model_runner import ModelRunner, StepOutput
+from gpu_worker.model_runner import StepOutput
 from gpu_worker.published_pages import Inventory, PublishedPages
 from gpu_worker.scheduler_link import Joined, Left, LinkEvent, Refused, Stop
 
@@ -28,10 +29,21 @@ class Link(Protocol):
     def send(self, result: StepResult) -> None: ...
 
 
+class Runner(Protocol):
+    """What the loop needs of ModelRunner."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def reset(self) -> None: ...
+
+    def launch(self, plan: BatchPlan) -> StepOutput: ...
+
+
 class Worker:
     """Runs plans until it is told to stop."""
 
-    def __init__(self, runner: ModelRunner, link: Link, events: Events) -> None:
+    def __init__(self, runner: Runner, link: Link, events: Events) -> None:
         self._runner = runner
         self._link = link
         self._events = events

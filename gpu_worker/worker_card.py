@@ -19,3 +19,4 @@ class WorkerCard:
     cache_fingerprint: bytes
     pid: int
     version: str
+    num_ranks: int = 1

@@ -396,8 +396,8 @@ class WorkerLink:
             return "the hello holds a zero where a limit must be"
         if hello.num_pages > _MAX_PAGES:
             return f"{hello.num_pages} pages; this scheduler keeps books of at most {_MAX_PAGES}, use larger pages"
-        if hello.num_ranks > 1 or hello.rank:
-            return f"a worker of {hello.num_ranks} ranks; this scheduler takes workers of one"
+        if hello.rank:
+            return f"rank {hello.rank} of a worker; rank 0 alone speaks for it"
         model = self._model
         if model is None:
             return ""

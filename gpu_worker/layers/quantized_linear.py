@@ -3,6 +3,9 @@
 Projections of one input lie one below the other, as in a plain layer, and neighbours of one form (bits, groups, order
 of columns) are one product. Where forms differ, or a checkpoint left some projections as they were, the layer has a
 product for each run of equals and joins their outputs.
+
+Of several ranks each holds its part: some outputs of every projection, or some inputs of a single one. Which inputs can
+be divided shows in the weight when it is read; if they cannot, the layer takes all of them and has some of the outputs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +16,8 @@ from pagewire_kernels import KernelSet, QuantizedProduct, QuantizedWeight
 from pagewire_kernels.quantized import can_concatenate, concatenate
 
 from gpu_worker.layers.linear import Linear
+from gpu_worker.rank_group import ALONE, RankGroup
+from gpu_worker.shard import Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,20 +26,25 @@ class Projection:
 
     name: str
     """For example ``model.layers.0.mlp.up_proj``."""
-    num_outputs: int
+    outputs: Shard
     weight: torch.Tensor | None
-    """[out, in], uninitialised; None: it is quantised."""
+    """[out, in] of this rank, uninitialised; None: it is quantised."""
 
 
 class QuantizedLinear:
     """``x @ w.T + bias``: x [T, in] -> [T, out]. Of no use until ``fill``."""
 
-    __slots__ = ("_runs", "bias", "num_inputs", "projections")
+    __slots__ = ("_group", "_runs", "bias", "inputs", "projections", "takes_all_inputs")
 
-    def __init__(self, projections: Sequence[Projection], num_inputs: int, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, projections: Sequence[Projection], inputs: Shard, bias: torch.Tensor | None, group: RankGroup = ALONE
+    ) -> None:
         self.projections = tuple(projections)
-        self.num_inputs = num_inputs
+        self.inputs = inputs
         self.bias = bias
+        self._group = group
+        self.takes_all_inputs = inputs.is_all
+        """Valid once filled: whether ``x`` has them all, although ``inputs`` are some."""
         self._runs: list[tuple[QuantizedProduct | Linear, torch.Tensor | None]] = []
         """Products and, for those that take one, their part of the bias."""
 
@@ -42,11 +52,23 @@ class QuantizedLinear:
         outputs = [run(x) if isinstance(run, Linear) else run(x, bias) for run, bias in self._runs]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
+    def part_of(self, projection: Projection, weight: QuantizedWeight) -> QuantizedWeight:
+        """This rank's part of a quantised projection's whole weight."""
+        if not self.inputs.is_all:
+            if weight.can_select_inputs(self.inputs.size):
+                return weight.select_inputs(self.inputs.start, self.inputs.stop)
+            self.takes_all_inputs = True
+            return weight.select_outputs(Shard.even(projection.outputs.whole, self._group).indices)
+        return weight if projection.outputs.is_all else weight.select_outputs(projection.outputs.indices)
+
     def fill(self, weights: Mapping[str, QuantizedWeight], kernels: KernelSet, dtype: torch.dtype) -> None:
-        """Repack the weights of all quantised projections, by name; call once. Raises ValueError from the kernels."""
+        """Repack this rank's weights of all quantised projections, by name; call once.
+
+        Raises ValueError from the kernels.
+        """
         start = 0
         for run in _runs(self.projections, weights):
-            stop = start + sum(projection.num_outputs for projection in run)
+            stop = start + sum(projection.outputs.size for projection in run)
             bias = None if self.bias is None else self.bias[start:stop]
             if run[0].weight is not None:
                 product: QuantizedProduct | Linear = Linear(run[0].weight, bias, kernels.linear)

@@ -3,6 +3,9 @@
 Query, key and value projections are one matrix, gate and up projections another. The residual stream is added inside
 the norms. After the last layer's attention only rows that sample go on: the rest of a chunk has done its work once its
 keys and values are in their pages.
+
+A rank of several computes its heads, its inner neurons and its part of the vocabulary; sums after the attention and
+after the feed-forward layer, and the logits side by side, are the same on all.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +20,8 @@ from gpu_worker.layers.quantized_linear import QuantizedLinear
 from gpu_worker.layers.rotary import make_cos_sin
 from gpu_worker.layers.tensor_factory import AnyLinear, TensorFactory
 from gpu_worker.model_config import ModelConfig
+from gpu_worker.rank_group import ALONE, RankGroup
+from gpu_worker.shard import Shard, config_of_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,21 +38,22 @@ class LlamaLayer:
 
     @classmethod
     def allocate(cls, prefix: str, config: ModelConfig, make: TensorFactory) -> "LlamaLayer":
-        """``prefix`` is the layer's in checkpoints' names."""
-        query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        hidden, inner = config.hidden_size, config.intermediate_size
+        """``prefix`` is the layer's in checkpoints' names, ``config`` the whole model's."""
+        queries = Shard.even(config.num_heads, make.group).times(config.head_dim)
+        keys = Shard.of_kv_heads(config.num_kv_heads, make.group).times(config.head_dim)
+        inner, hidden = Shard.even(config.intermediate_size, make.group), config.hidden_size
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         return cls(
             input_norm=make.vector(f"{prefix}.input_layernorm.weight", hidden),
             qkv=make.linear(
-                {f"{attention}.q_proj": query_size, f"{attention}.k_proj": kv_size, f"{attention}.v_proj": kv_size},
+                {f"{attention}.q_proj": queries, f"{attention}.k_proj": keys, f"{attention}.v_proj": keys},
                 hidden,
                 bias=config.attention_bias,
             ),
-            output=make.linear({f"{attention}.o_proj": hidden}, query_size, bias=config.output_bias),
+            output=make.divided_linear(f"{attention}.o_proj", hidden, queries, bias=config.output_bias),
             post_attention_norm=make.vector(f"{prefix}.post_attention_layernorm.weight", hidden),
             gate_up=make.linear({f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}, hidden, bias=config.mlp_bias),
-            down=make.linear({f"{mlp}.down_proj": hidden}, inner, bias=config.mlp_bias),
+            down=make.divided_linear(f"{mlp}.down_proj", hidden, inner, bias=config.mlp_bias),
             qk_norm=QkNorm(
                 query_weight=make.vector(f"{attention}.q_norm.weight", config.head_dim),
                 key_weight=make.vector(f"{attention}.k_norm.weight", config.head_dim),
@@ -73,29 +79,34 @@ class LlamaModel:
         dtype: torch.dtype,
         device: torch.device,
         quantized: Collection[str] = (),
+        group: RankGroup = ALONE,
     ) -> None:
         """``quantized`` names the checkpoint's quantised modules; a tied head may be one, its embedding is not."""
-        make = TensorFactory(dtype, device, kernels.linear, frozenset(quantized))
-        self.config = config
+        make = TensorFactory(dtype, device, kernels.linear, frozenset(quantized), group)
+        self.config = config_of_rank(config, group)
+        self.group = group
         self.dtype = dtype
         self.device = device
         self._kernels = kernels
         self._scale = config.head_dim**-0.5
         self._cos_sin = make_cos_sin(config.rope, config.head_dim, max_model_len, device)
-        self._embedding = make.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        vocabulary, hidden = Shard.all_of(config.vocab_size), Shard.all_of(config.hidden_size)
+        self._embedding = make.matrix("model.embed_tokens.weight", vocabulary, hidden)
         self._layers = [
             LlamaLayer.allocate(f"model.layers.{number}", config, make) for number in range(config.num_layers)
         ]
         self._final_norm = make.vector("model.norm.weight", config.hidden_size)
-        self._head: AnyLinear = Linear(self._embedding)
+        self._tokens = Shard.even(config.vocab_size, group)
+        """Those whose logits this rank computes."""
+        self._head: AnyLinear = Linear(self._embedding[self._tokens.indices])
         if not config.tie_word_embeddings or "lm_head" in make.quantized:
-            self._head = make.linear({"lm_head": config.vocab_size}, config.hidden_size)
+            self._head = make.linear({"lm_head": self._tokens}, config.hidden_size)
         self._vocab_size = config.vocab_size
-        self._slots = make.slots
+        self._slots, self._shards = make.slots, make.shards
         self.quantized_linears: Sequence[QuantizedLinear] = make.quantized_linears
         """Layers to ``fill``, with the embedding's tensors and the rest in ``weight_slots``."""
         self.num_parameters = sum(slot.numel() for slot in self._slots.values()) + sum(
-            projection.num_outputs * linear.num_inputs
+            projection.outputs.size * linear.inputs.size
             for linear in self.quantized_linears
             for projection in linear.projections
             if projection.weight is None
@@ -117,6 +128,10 @@ class LlamaModel:
         """Every plain parameter a checkpoint must fill, by its name there; valid until ``finish``."""
         return self._slots
 
+    def weight_shards(self) -> Mapping[str, Sequence[Shard]]:
+        """Which part of the checkpoint's tensor each of ``weight_slots`` is."""
+        return self._shards
+
     def finish(self, vocab_size: int) -> None:
         """Call once all parameters are filled; they are final then.
 
@@ -125,7 +140,7 @@ class LlamaModel:
         """
         self._vocab_size = vocab_size
         if isinstance(self._head, Linear):
-            self._head = Linear(self._head.weight[:vocab_size])
+            self._head = Linear(self._head.weight[: max(0, vocab_size - self._tokens.start)])
         for linear in (self._head, *(linear for layer in self._layers for linear in layer.projections())):
             linear.pack()
 
@@ -146,7 +161,8 @@ class LlamaModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, H] -> logits [R, vocabulary]."""
-        return self._head(hidden)[:, : self._vocab_size].contiguous()
+        each = -(-self._tokens.whole // self.group.size)
+        return self.group.join(self._head(hidden), each)[:, : self._vocab_size].contiguous()
 
     def hidden(
         self,

@@ -7,20 +7,27 @@ quantise give modules without a bias one of zeros.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from pagewire_kernels import KernelSet
 
 from gpu_worker.errors import ModelLoadError
 from gpu_worker.layers.quantized_linear import QuantizedLinear
+from gpu_worker.shard import Shard
 from gpu_worker.weights.checkpoint import Checkpoint
 
 _COMPUTED_HERE = ".rotary_emb.inv_freq"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
-def load_weights(checkpoint: Checkpoint, slots: Mapping[str, torch.Tensor], warn: Callable[[str], None]) -> None:
-    """Copy every tensor into its slot, converting the dtype.
+def load_weights(
+    checkpoint: Checkpoint,
+    slots: Mapping[str, torch.Tensor],
+    warn: Callable[[str], None],
+    shards: Mapping[str, Sequence[Shard]] = MappingProxyType({}),
+) -> None:
+    """Copy every tensor, or of those in ``shards`` this part, into its slot, converting the dtype.
 
     ``warn`` gets one sentence if a stored head differs from the embedding it is tied to. Raises ModelLoadError.
     """
@@ -36,7 +43,7 @@ def load_weights(checkpoint: Checkpoint, slots: Mapping[str, torch.Tensor], warn
             f"{checkpoint.path}: tensor {strangers[0]!r} has no place in the model ({len(strangers)} such)"
         )
     for name, slot in slots.items():
-        _fill(checkpoint, name, slot)
+        _fill(checkpoint, name, slot, shards.get(name) or [Shard.all_of(size) for size in slot.shape])
     if tied and _HEAD in names and not torch.equal(checkpoint.read(_HEAD), checkpoint.read(_EMBEDDING)):
         warn("lm_head.weight differs from the embedding that config.json ties it to; the embedding is used")
 
@@ -48,15 +55,19 @@ def load_quantized(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Unpack and repack layer by layer, so that memory peaks at one layer's codes. Raises ModelLoadError."""
+    """Unpack and repack layer by layer, so that memory peaks at one layer's codes. Raises ModelLoadError.
+
+    What a format checks and decides it does on whole modules, so every rank unpacks them whole and keeps its part.
+    """
     wanted = {projection.name for linear in linears for projection in linear.projections if projection.weight is None}
     strangers = sorted(set(checkpoint.quantized_modules) - wanted)
     if strangers:
         raise ModelLoadError(f"{checkpoint.path}: quantised module {strangers[0]!r} has no place in the model")
     for linear in linears:
         weights = {
-            projection.name: checkpoint.read_quantized(
-                projection.name, projection.num_outputs, linear.num_inputs, device
+            projection.name: linear.part_of(
+                projection,
+                checkpoint.read_quantized(projection.name, projection.outputs.whole, linear.inputs.whole, device),
             )
             for projection in linear.projections
             if projection.weight is None
@@ -72,10 +83,11 @@ def _is_zero_bias(checkpoint: Checkpoint, name: str) -> bool:
     return ending == "bias" and module in checkpoint.quantized_modules and not bool(checkpoint.read(name).any())
 
 
-def _fill(checkpoint: Checkpoint, name: str, slot: torch.Tensor) -> None:
-    tensor = checkpoint.read(name)
-    if tensor.shape != slot.shape:
+def _fill(checkpoint: Checkpoint, name: str, slot: torch.Tensor, shards: Sequence[Shard]) -> None:
+    """Of a tensor mapped from a file only what is copied is read."""
+    tensor, wanted = checkpoint.read(name), [shard.whole for shard in shards]
+    if list(tensor.shape) != wanted:
         raise ModelLoadError(
-            f"{checkpoint.path}: tensor {name!r} has shape {list(tensor.shape)}; the config asks for {list(slot.shape)}"
+            f"{checkpoint.path}: tensor {name!r} has shape {list(tensor.shape)}; the config asks for {wanted}"
         )
-    slot.copy_(tensor)
+    slot.copy_(tensor[tuple(shard.indices for shard in shards)])

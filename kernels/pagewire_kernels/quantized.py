@@ -58,26 +58,40 @@ class QuantizedWeight:
 
     def select_outputs(self, rows: slice | torch.Tensor) -> "QuantizedWeight":
         """The rows given, in their order: a shard of the outputs, or heads in another order."""
-        return replace(
-            self,
-            codes=self.codes[rows],
-            scales=self.scales[rows],
-            zeros=None if self.zeros is None else self.zeros[rows],
-            offsets=None if self.offsets is None else self.offsets[rows],
-        )
+        return self._select(rows, slice(None), slice(None), self.group_size)
+
+    def can_select_inputs(self, size: int) -> bool:
+        """Whether shards of ``size`` inputs each are whole groups of neighbours, or parts of a single group."""
+        return self.perm is None and (self.num_groups == 1 or size % self.group_size == 0)
 
     def select_inputs(self, start: int, stop: int) -> "QuantizedWeight":
-        """A shard of the inputs. Raises ValueError where it would cut a group or columns are permuted."""
-        if self.perm is not None or start % self.group_size or (stop % self.group_size and stop != self.shape[1]):
+        """A shard of the inputs. Raises ValueError where it would cut one of several groups or columns are permuted."""
+        if self.num_groups == 1:
+            groups, group_size = slice(0, 1), min(self.group_size, stop - start)
+        else:
+            groups, group_size = slice(start // self.group_size, -(-stop // self.group_size)), self.group_size
+        if self.perm is not None or start % group_size or (stop % group_size and stop != self.shape[1]):
             raise ValueError(f"inputs {start} to {stop} are not whole groups of {self.group_size} neighbours")
-        groups = slice(start // self.group_size, -(-stop // self.group_size))
+        return self._select(slice(None), slice(start, stop), groups, group_size)
+
+    def _select(self, rows: slice | torch.Tensor, columns: slice, groups: slice, group_size: int) -> "QuantizedWeight":
+        """Copies, so that the whole can be dropped."""
+
+        def of_groups(part: torch.Tensor | None) -> torch.Tensor | None:
+            return None if part is None else _copy(part[rows, groups])
+
         return replace(
             self,
-            codes=self.codes[:, start:stop],
-            scales=self.scales[:, groups],
-            zeros=None if self.zeros is None else self.zeros[:, groups],
-            offsets=None if self.offsets is None else self.offsets[:, groups],
+            codes=_copy(self.codes[rows, columns]),
+            scales=_copy(self.scales[rows, groups]),
+            zeros=of_groups(self.zeros),
+            offsets=of_groups(self.offsets),
+            group_size=group_size,
         )
+
+
+def _copy(part: torch.Tensor) -> torch.Tensor:
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def can_concatenate(first: QuantizedWeight, second: QuantizedWeight) -> bool:

@@ -17,6 +17,7 @@ from pagewire_client.engine_arguments import stack_arguments
 from pagewire_client.options import text_request
 from pagewire_client.request_output import request_output
 from pagewire_client.results import FinishReason, Output, Summary, Timings, Usage
+from pagewire_client.stack import worker_commands
 
 
 def test_arguments_become_flags() -> None:
@@ -30,7 +31,7 @@ def test_arguments_become_flags() -> None:
             "enable_prefix_caching": False,
             "gpu_memory_utilization": 0.95,
             "block_size": 16,
-            "tensor_parallel_size": 1,
+            "tensor_parallel_size": 2,
             "served_model_name": "mine",
             "tokenizer": "path",
             "seed": 3,
@@ -42,9 +43,16 @@ def test_arguments_become_flags() -> None:
     assert made.scheduler == [*both, "--no-enable-prefix-caching"]
     assert made.worker == [
         *("--dtype", "float16", *both, "--gpu-memory-utilization", "0.95", "--page-size", "16"),
-        *("--tensor-parallel-size", "1", "--served-model-name", "mine", "--tokenizer", "path"),
+        *("--tensor-parallel-size", "2", "--served-model-name", "mine", "--tokenizer", "path"),
     ]
-    assert (made.seed, made.num_workers) == (3, 2)
+    assert (made.seed, made.num_workers, made.num_ranks) == (3, 2, 2)
+
+
+def test_every_rank_of_every_worker_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    commands = worker_commands("model", [], 2, 2)
+    assert [command.environment["CUDA_VISIBLE_DEVICES"] for command in commands] == ["4,5", "6,7"]
+    assert worker_commands("model", [], 1, 2)[0].environment == {}
 
 
 @pytest.mark.parametrize("name", ["swap_space", "enforce_eager", "disable_log_stats"])

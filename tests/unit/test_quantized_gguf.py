@@ -47,6 +47,14 @@ def test_blocks_are_what_ggml_computes(kind: str) -> None:
     assert torch.equal(dequantize(weight, torch.float32), torch.from_numpy(expected))
 
 
+@pytest.mark.parametrize("kind", FORMS)
+def test_blocks_are_divided_at_any_group(kind: str) -> None:
+    weight = unpack_blocks(random_blocks(kind, 6, 4), kind)
+    whole, half = dequantize(weight, torch.float32), weight.shape[1] // 2
+    parts = [weight.select_inputs(0, half), weight.select_inputs(half, 2 * half)]
+    assert torch.equal(torch.cat([dequantize(part, torch.float32) for part in parts], dim=1), whole)
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_file_gives_the_same_weights_either_way(tmp_path: Path, kind: str, tied: bool) -> None:

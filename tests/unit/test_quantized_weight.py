@@ -58,6 +58,15 @@ def test_inputs_are_selected_by_whole_groups() -> None:
         replace(weight, perm=torch.arange(80)).select_inputs(0, 32)
 
 
+def test_a_single_group_is_divided_anywhere() -> None:
+    weight = made(6, 96, group_size=96)
+    assert weight.can_select_inputs(40)
+    assert not made(6, 96).can_select_inputs(48)
+    shards = [weight.select_inputs(start, min(start + 40, 96)) for start in (0, 40, 80)]
+    whole = torch.cat([dequantize(shard, torch.float32) for shard in shards], dim=1)
+    assert torch.equal(whole, dequantize(weight, torch.float32))
+
+
 def test_projections_are_joined_if_they_differ_in_numbers_alone() -> None:
     first, second = made(4, 64), made(6, 64, seed=1)
     assert can_concatenate(first, second)

@@ -67,7 +67,10 @@ def test_everything_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
             "--gpu-memory-utilization '1.5': not allowed; allowed: less than or equal",
         ),
         (("--gpu-memory-utilization", "nan"), "--gpu-memory-utilization 'nan': not allowed"),
-        (("--tensor-parallel-size", "2"), "--tensor-parallel-size '2': not allowed"),
+        (
+            ("--tensor-parallel-size", "0"),
+            "--tensor-parallel-size '0': not allowed; allowed: greater than or equal to 1",
+        ),
         (
             ("--scheduler", "udp://x"),
             "--scheduler 'udp://x': not allowed; allowed: ipc:///PATH or tcp://HOST:PORT",

@@ -66,6 +66,8 @@ class StackArguments:
     scheduler: list[str] = field(default_factory=list)
     worker: list[str] = field(default_factory=list)
     num_workers: int = 1
+    num_ranks: int = 1
+    """Of each worker; a flag of theirs as well."""
     seed: int | None = None
 
 
@@ -85,6 +87,8 @@ def stack_arguments(given: Mapping[str, Any]) -> StackArguments:
             setattr(made, name, value)
         elif value is not None and name not in _REFUSED:
             _add_flags(made, name, value)
+            if name == "tensor_parallel_size":
+                made.num_ranks = value
     return made
 
 

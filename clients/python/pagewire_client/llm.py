@@ -54,6 +54,7 @@ class LLM:
             scheduler_arguments=made.scheduler,
             worker_arguments=made.worker,
             num_workers=made.num_workers,
+            num_ranks=made.num_ranks,
         )
         self._seeds = None if made.seed is None else random.Random(made.seed)
         self._numbers = itertools.count()

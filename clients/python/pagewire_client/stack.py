@@ -269,6 +269,7 @@ def private_stack(
     scheduler_arguments: Sequence[str] = (),
     worker_arguments: Sequence[str] = (),
     num_workers: int = 1,
+    num_ranks: int = 1,
     start_seconds: float = 300.0,
     on_line: Callable[[str, str], None] | None = None,
     on_event: Callable[[str], None] | None = None,
@@ -281,7 +282,7 @@ def private_stack(
     places = ["--worker-endpoint", endpoint, "--state-dir", str(directory)]
     return LocalStack(
         scheduler=scheduler_command(["--host", "127.0.0.1", *ports, *places, *RESTART_PATIENCE, *scheduler_arguments]),
-        workers=worker_commands(str(model), ["--scheduler", endpoint, *worker_arguments], num_workers),
+        workers=worker_commands(str(model), ["--scheduler", endpoint, *worker_arguments], num_workers, num_ranks),
         target=f"127.0.0.1:{port}",
         internal_target=f"127.0.0.1:{internal_port}",
         private_directory=directory,
@@ -300,12 +301,13 @@ def scheduler_command(arguments: Sequence[str]) -> Command:
 RESTART_PATIENCE = ("--worker-lost-seconds", "60")
 
 
-def worker_commands(model: str, arguments: Sequence[str], num_workers: int) -> list[Command]:
-    """Workers of one model. Several on a machine with GPUs take one each, in turn."""
+def worker_commands(model: str, arguments: Sequence[str], num_workers: int, num_ranks: int = 1) -> list[Command]:
+    """Workers of one model. Several on a machine with GPUs take one a rank each, in turn."""
     gpus = visible_gpus()
     commands = []
     for i in range(num_workers):
-        environment = {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus and num_workers > 1 else {}
+        own = [gpus[(i * num_ranks + rank) % len(gpus)] for rank in range(num_ranks) if gpus]
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(own))} if own and num_workers > 1 else {}
         name = "worker" if num_workers == 1 else f"worker {i}"
         program = (sys.executable, "-m", "gpu_worker", model, *arguments)
         commands.append(Command(name=name, arguments=program, environment=environment))

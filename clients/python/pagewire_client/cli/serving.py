@@ -74,6 +74,7 @@ def serve(context: typer.Context) -> None:
             model,
             ["--scheduler", settings.worker_endpoint, *parsed.words_for(Role.WORKER, _RESOLVED)],
             settings.num_workers,
+            settings.num_ranks,
         ),
         target=settings.local_target,
         internal_target=f"127.0.0.1:{settings.internal_port}",

@@ -28,6 +28,7 @@ class ServeSettings:
     internal_port: int
     worker_endpoint: str
     num_workers: int
+    num_ranks: int
     drain_seconds: float
     zmq_curve_dir: str | None
     patience: tuple[str, ...]
@@ -60,6 +61,7 @@ def serve_settings(parsed: Parsed) -> ServeSettings:
         internal_port=internal_port,
         worker_endpoint=sources.text("worker-endpoint") or f"ipc://{state_dir}/worker-{port}.sock",
         num_workers=sources.integer("num-workers", 1, 1, 64),
+        num_ranks=sources.integer("tensor-parallel-size", 1, 1, 64),
         drain_seconds=sources.seconds("drain-seconds", 30.0, 86400.0),
         zmq_curve_dir=sources.text("zmq-curve-dir"),
         patience=() if sources.text("worker-lost-seconds") else RESTART_PATIENCE,
