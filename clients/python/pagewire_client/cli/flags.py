@@ -146,7 +146,7 @@ FLAGS: tuple[Flag, ...] = (
             "kv-cache-memory-bytes": "size of the KV cache, instead of a share",
             "quantization": "quantization of the checkpoint (default: detected)",
             "quantization-prefill": "quantised weights for many rows on a GPU: auto, copy or codes (default auto)",
-            "tensor-parallel-size": "GPUs a worker (default 1)",
+            "tensor-parallel-size": "ranks of a worker, each with a GPU of its own (default 1)",
             "enforce-eager": "launch steps operation by operation, without CUDA graphs",
             "load-format": "auto, or dummy: weights made up, to measure speed (default auto)",
             "kernels": "kernel set: auto, triton, cpu or reference (default auto)",
