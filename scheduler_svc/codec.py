@@ -29,10 +29,12 @@ from scheduler_svc.core.types import (
     PageHash,
     PageId,
     PageNames,
+    Pin,
     Preempted,
     PrefillProgress,
     PrefixQuestion,
     Published,
+    Quote,
     SamplingParams,
     SchedulingPolicy,
     WorkerId,
@@ -49,6 +51,7 @@ from scheduler_svc.messages import (
     FrontStop,
     InvalidSubmission,
     LimitChanges,
+    PinQuestion,
     Query,
     RequestSummary,
     Service,
@@ -432,6 +435,9 @@ def _query(query: Any) -> Query:
         worker_id=query.remove_worker_id,
         limits=_limit_changes(query.update_limits) if kind == "update_limits" else None,
         prefix=_prefix(query) if kind == "explain_prefix" else None,
+        submission=_submission(query.quote) if kind == "quote" else None,
+        pin=_pin(query.pin_prefix) if kind == "pin_prefix" else None,
+        unpin_id=query.unpin_id,
     )
 
 
@@ -455,6 +461,14 @@ def _prefix(query: Any) -> PrefixQuestion | None:
         )
     except ColumnError:
         return None
+
+
+def _pin(asked: Any) -> PinQuestion | None:
+    try:
+        page_hashes = [PageHash(each) for each in read_hashes(asked.page_hashes, "page_hashes")]
+    except ColumnError:
+        return None
+    return PinQuestion(pin_id=asked.pin_id, seconds=asked.ttl_ms / 1e3, page_hashes=page_hashes)
 
 
 # To fronts.
@@ -579,8 +593,15 @@ def request_failed(key: int, summary: RequestSummary) -> FrontEvent:
 # Answers to queries.
 
 
-def reply(query_id: int, response: bytes = b"", code: Code = Code.OK, message: str = "", field: str = "") -> Any:
-    return front_pb2.Reply(query_id=query_id, response=response, code=code, message=message, field=field)
+def reply(
+    query_id: int,
+    response: bytes = b"",
+    code: Code = Code.OK,
+    message: str = "",
+    field: str = "",
+    reason: str = "",
+) -> Any:
+    return front_pb2.Reply(query_id=query_id, response=response, code=code, message=message, field=field, reason=reason)
 
 
 def load_response(counts: Counts, num_link_faults: int, first_token: Histogram, inter_token: Histogram) -> bytes:
@@ -685,6 +706,33 @@ def prefix_response(pages: Iterable[PageExplanation]) -> bytes:
         ]
     )
     return bytes(response.SerializeToString())
+
+
+def quote_response(num_prompt_tokens: int, quote: Quote) -> bytes:
+    response = generation_pb2.QuoteResponse(
+        prompt_tokens=num_prompt_tokens,
+        cached_tokens=quote.num_cached_tokens,
+        queue_seconds=quote.queue_seconds,
+        first_token_seconds=quote.first_token_seconds,
+    )
+    return bytes(response.SerializeToString())
+
+
+def pin_response(pin: Pin, now: float) -> bytes:
+    return bytes(cache_pb2.PinPrefixResponse(pin=_pin_message(pin, now)).SerializeToString())
+
+
+def pins_response(pins: Iterable[Pin], now: float) -> bytes:
+    return bytes(cache_pb2.ListPinsResponse(pins=[_pin_message(pin, now) for pin in pins]).SerializeToString())
+
+
+def unpin_response() -> bytes:
+    return bytes(cache_pb2.UnpinPrefixResponse().SerializeToString())
+
+
+def _pin_message(pin: Pin, now: float) -> Any:
+    ttl_ms = max(0, int((pin.until - now) * 1000))
+    return cache_pb2.Pin(pin_id=pin.pin_id, num_pages=pin.num_pages, ttl_ms=ttl_ms)
 
 
 def limits_response(limits: LiveLimits, policy: SchedulingPolicy) -> bytes:

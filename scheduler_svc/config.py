@@ -57,6 +57,9 @@ class SchedulerConfig(BaseSettings):
     page_watermark: Annotated[float, Field(ge=0, le=0.5)] = Field(
         0.01, description="share of a worker's pages left to running requests when another begins"
     )
+    pin_share: Annotated[float, Field(ge=0, le=0.9)] = Field(
+        0.25, description="share of a worker's pages that pins may keep; half of it those of one tenant"
+    )
     scheduling_policy: Literal["fcfs", "priority", "sjf"] = Field(
         "priority", description="order of a tenant's requests: first come, priority and deadline, or shortest job first"
     )

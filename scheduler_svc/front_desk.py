@@ -37,12 +37,13 @@ from scheduler_svc.quotas import Quotas
 from scheduler_svc.requests import DuplicateRequest, EndedRequests, Output, Request, Requests
 from scheduler_svc.resumptions import Resumptions
 
-_REJECTIONS = {
+REJECTIONS = {
     RejectCode.INVALID: (Code.INVALID_ARGUMENT, "INVALID_FIELD"),
     RejectCode.TOO_LARGE: (Code.INVALID_ARGUMENT, "INVALID_FIELD"),
     RejectCode.QUEUE_FULL: (Code.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     RejectCode.DEADLINE: (Code.DEADLINE_EXCEEDED, "DEADLINE"),
     RejectCode.NO_WORKER: (Code.UNAVAILABLE, "NO_WORKER"),
+    RejectCode.PIN_QUOTA: (Code.RESOURCE_EXHAUSTED, "PIN_QUOTA"),
     RejectCode.DUPLICATE: (Code.INTERNAL, "INTERNAL"),
 }
 _OUTSIDE_ENDS = frozenset({EndReason.CANCELLED, EndReason.DEADLINE, EndReason.TIME_LIMIT})
@@ -202,10 +203,10 @@ class FrontDesk:
         events: list[Event] = []
         try:
             for output in request.outputs:
-                events += self._core.submit(_new_request(output, submission, now), now)
+                events += self._core.submit(_request_of(output, submission, now), now)
         except RequestRejected as error:
             self._take_back(request, now)
-            code, reason = _REJECTIONS[error.code]
+            code, reason = REJECTIONS[error.code]
             self._refuse(front_id, front_key, code, reason, error.message, error.field, self._retry_ms(code, now))
             return
         except InvariantViolation:
@@ -348,12 +349,18 @@ class FrontDesk:
         self.metrics.requests.request_ended(request, summary)
 
 
-def _new_request(output: Output, submission: Submission, now: float) -> NewRequest:
-    sampling = submission.sampling
-    if output.index:
-        sampling = replace(sampling, output_index=output.index)
+def _request_of(output: Output, submission: Submission, now: float) -> NewRequest:
+    first = new_request(submission, output.key, now)
+    if not output.index:
+        return first
+    sampling = replace(submission.sampling, output_index=output.index)
+    return replace(first, sampling=sampling, fork_of=output.request.outputs[0].key)
+
+
+def new_request(submission: Submission, key: RequestKey, now: float) -> NewRequest:
+    """A submission's first output, as the core takes it."""
     return NewRequest(
-        key=output.key,
+        key=key,
         tenant=submission.tenant,
         prompt=submission.prompt,
         page_hashes=submission.page_hashes,
@@ -364,8 +371,7 @@ def _new_request(output: Output, submission: Submission, now: float) -> NewReque
         priority=submission.priority,
         deadline=_absolute(submission.deadline_seconds, now),
         time_limit=_absolute(submission.time_limit_seconds, now),
-        sampling=sampling,
-        fork_of=output.request.outputs[0].key if output.index else None,
+        sampling=submission.sampling,
     )
 
 

@@ -210,6 +210,15 @@ class LimitChanges:
     scheduling_policy: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinQuestion:
+    """A prefix to be kept so long."""
+
+    pin_id: str
+    seconds: float
+    page_hashes: Sequence[PageHash]
+
+
 @value(frozen=True, slots=True, kw_only=True)
 class Query:
     """``kind`` is the name of the question in front.proto, or empty for one not known."""
@@ -223,6 +232,11 @@ class Query:
     limits: "LimitChanges | None" = None
     prefix: PrefixQuestion | None = None
     """Of explain_prefix; None if it cannot be read."""
+    submission: "Submission | InvalidSubmission | None" = None
+    """Of quote."""
+    pin: "PinQuestion | None" = None
+    """Of pin_prefix; None if it cannot be read."""
+    unpin_id: str = ""
 
 
 @value(frozen=True, slots=True, kw_only=True)

@@ -98,8 +98,10 @@ def _gauges(counts: Counts, page_size: int) -> Iterator[Family]:
     yield gauge("pagewire_num_requests_running", "Outputs that hold pages.", counts.num_running)
     yield gauge("pagewire_num_requests_waiting", "Outputs that wait, by what for.", waiting, "reason")
     yield gauge(
-        "pagewire_kv_cache_usage_perc", "Share of pages held by requests, 0 to 1.", num_held / max(1, num_pages)
+        "pagewire_kv_cache_usage_perc", "Share of pages held by requests and pins.", num_held / max(1, num_pages)
     )
+    num_pinned = sum(each.num_pinned for each in pages)
+    yield gauge("pagewire_kv_cache_pinned_perc", "Of them, those that pins keep.", num_pinned / max(1, num_pages))
     yield gauge("pagewire_workers", "Workers that have joined.", counts.num_workers)
     yield Family(
         name="pagewire_cache_config_info",

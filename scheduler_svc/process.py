@@ -123,6 +123,7 @@ class SchedulerProcess:
                 aging_seconds=config.aging_seconds,
                 tenant_fairness=config.tenant_fairness,
                 tenant_weights=config.tenant_weights,
+                pin_share=config.pin_share,
             ),
         )
 

@@ -3,14 +3,14 @@
 from typing import Any
 
 from scheduler_svc import codec
-from scheduler_svc.core.errors import RejectCode, RequestRejected
+from scheduler_svc.core.errors import RequestRejected
 from scheduler_svc.core.explain import sentence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import EndReason, RequestKey
-from scheduler_svc.front_desk import FrontDesk
+from scheduler_svc.core.types import EndReason, NewPin, RequestKey
+from scheduler_svc.front_desk import REJECTIONS, FrontDesk, new_request
 from scheduler_svc.limits import LimitRefused
 from scheduler_svc.limits import changed as limits_changed
-from scheduler_svc.messages import Code, LimitChanges, Query
+from scheduler_svc.messages import Code, InvalidSubmission, LimitChanges, Query, Submission
 from scheduler_svc.requests import Request
 from scheduler_svc.worker_link import WorkerLink
 
@@ -18,11 +18,18 @@ from scheduler_svc.worker_link import WorkerLink
 class QueryFailed(Exception):  # noqa: N818 - an answer, not a fault
     """The answer is a status."""
 
-    def __init__(self, code: Code, message: str, field: str = "") -> None:
+    def __init__(self, code: Code, message: str, field: str = "", reason: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.field = field
+        self.reason = reason
+
+    @classmethod
+    def rejected(cls, error: RequestRejected) -> "QueryFailed":
+        """As the core refused it."""
+        code, reason = REJECTIONS[error.code]
+        return cls(code, error.message, error.field, reason)
 
 
 class Queries:
@@ -38,7 +45,13 @@ class Queries:
         try:
             return codec.reply(query.query_id, self._answer(query, num_link_faults, now))
         except QueryFailed as failure:
-            return codec.reply(query.query_id, code=failure.code, message=failure.message, field=failure.field)
+            return codec.reply(
+                query.query_id,
+                code=failure.code,
+                message=failure.message,
+                field=failure.field,
+                reason=failure.reason,
+            )
 
     def _answer(self, query: Query, num_link_faults: int, now: float) -> bytes:
         if query.kind == "load":
@@ -52,6 +65,14 @@ class Queries:
             return codec.reset_response(self._core.reset_prefix_cache(now))
         if query.kind == "explain_prefix":
             return self._explain_prefix(query)
+        if query.submission is not None:
+            return self._quote(query.submission, now)
+        if query.kind == "pin_prefix":
+            return self._pin(query, now)
+        if query.kind == "unpin_id":
+            return self._unpin(query, now)
+        if query.kind == "list_pins":
+            return codec.pins_response(self._core.pins(query.tenant), now)
         if query.kind not in ("cancel_request_id", "get_request_id", "explain_request_id"):
             raise QueryFailed(Code.UNIMPLEMENTED, "the scheduler does not know this question")
         if not query.request_id:
@@ -118,8 +139,33 @@ class Queries:
         try:
             return codec.prefix_response(self._core.explain_prefix(query.prefix))
         except RequestRejected as error:
-            code = Code.UNAVAILABLE if error.code is RejectCode.NO_WORKER else Code.INVALID_ARGUMENT
-            raise QueryFailed(code, error.message) from None
+            raise QueryFailed.rejected(error) from None
+
+    def _quote(self, submission: Submission | InvalidSubmission, now: float) -> bytes:
+        if isinstance(submission, InvalidSubmission):
+            raise QueryFailed(submission.code, submission.message, submission.field, submission.reason)
+        try:
+            quote = self._core.quote(new_request(submission, RequestKey(0), now), now)
+        except RequestRejected as error:
+            raise QueryFailed.rejected(error) from None
+        return codec.quote_response(len(submission.prompt), quote)
+
+    def _pin(self, query: Query, now: float) -> bytes:
+        """Answered by what the pin holds at once."""
+        asked = query.pin
+        if asked is None or not asked.pin_id:
+            raise QueryFailed(Code.INVALID_ARGUMENT, "the prefix cannot be read")
+        pin = NewPin(tenant=query.tenant, pin_id=asked.pin_id, page_hashes=asked.page_hashes, until=now + asked.seconds)
+        try:
+            self._core.pin(pin, now)
+        except RequestRejected as error:
+            raise QueryFailed.rejected(error) from None
+        return codec.pin_response(self._core.pins(query.tenant)[-1], now)
+
+    def _unpin(self, query: Query, now: float) -> bytes:
+        if not self._core.unpin((query.tenant, query.unpin_id), now):
+            raise QueryFailed(Code.NOT_FOUND, "there is no such pin", reason="PIN_NOT_FOUND")
+        return codec.unpin_response()
 
     def _name(self, key: RequestKey) -> str:
         """How people know the request of an output."""

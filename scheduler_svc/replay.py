@@ -82,6 +82,11 @@ class Replay:
             return trace_format.read_result(written), None
         if name == "update_limits":
             return trace_format.read_limits(written), None
+        if name == "pin":
+            return trace_format.read_pin(written, self._page_size), None
+        if name == "unpin":
+            tenant, pin_id = written[0]
+            return (tenant, pin_id), None
         if name not in (
             "cancel",
             "stop",

@@ -27,6 +27,7 @@ from scheduler_svc.core.page_hash import NO_PARENT, hash_pages
 from scheduler_svc.core.types import (
     CoreConfig,
     LiveLimits,
+    NewPin,
     NewRequest,
     PageHash,
     PageId,
@@ -147,10 +148,7 @@ def read_request(written: Mapping[str, Any], page_size: int, ends: Mapping[int, 
     """A request that the core treats as it did the one that was written; ``ends``: of all results of the trace."""
     given, taken = dict(written), ("num_prompt", "num_names", "pages", "cached", "stops", "index")
     num_prompt, num_names, pages, is_cached, has_stops, index = (given.pop(name) for name in taken)
-    prompt = array("i", bytes(4 * num_prompt))
-    for number, last in enumerate(unpack(pages)):
-        if (number + 1) * page_size <= num_prompt:
-            prompt[(number + 1) * page_size - 1] = last
+    prompt = _prompt(num_prompt, pages, page_size)
     names = hash_pages(_ROOT, prompt, page_size)[:num_names] if page_size and num_names else []
     return NewRequest(
         **given,
@@ -160,6 +158,28 @@ def read_request(written: Mapping[str, Any], page_size: int, ends: Mapping[int, 
         stop_token_ids=frozenset([STOP, ends.get(given["key"], STOP)] if has_stops else []),
         sampling=SamplingParams(output_index=index),
     )
+
+
+def _prompt(num_tokens: int, pages: str, page_size: int) -> "array[int]":
+    """Tokens that stand for those of a prompt whose pages have these fingerprints."""
+    prompt = array("i", bytes(4 * num_tokens))
+    for number, last in enumerate(unpack(pages)):
+        if (number + 1) * page_size <= num_tokens:
+            prompt[(number + 1) * page_size - 1] = last
+    return prompt
+
+
+def write_pin(pin: NewPin) -> dict[str, Any]:
+    """A pin, its pages as fingerprints."""
+    return {**_plain_fields(pin, ("page_hashes",)), "pages": pack([fingerprint(name) for name in pin.page_hashes])}
+
+
+def read_pin(written: Mapping[str, Any], page_size: int) -> NewPin:
+    """The pin as it was written, its pages named as the replay names them."""
+    given = dict(written)
+    pages = given.pop("pages")
+    prompt = _prompt(len(unpack(pages)) * page_size, pages, page_size)
+    return NewPin(**given, page_hashes=hash_pages(_ROOT, prompt, page_size) if page_size else [])
 
 
 def write_result(result: StepResult, marks: Sequence[int], ends: Sequence[tuple[int, int]]) -> dict[str, Any]:

@@ -25,8 +25,10 @@ from scheduler_svc.core.types import (
     EndReason,
     Event,
     LiveLimits,
+    NewPin,
     NewRequest,
     PageNames,
+    PinKey,
     RequestKey,
     StepResult,
     WorkerCard,
@@ -108,7 +110,9 @@ class TracedCore(Scheduler):
 
     def plan(self, worker_id: WorkerId, now: float) -> tuple[BatchPlan | None, list[Event]]:
         expiry = self.next_expiry()
-        if (expiry is None or expiry > now) and (self.is_full(worker_id) or self.is_idle(worker_id)):
+        # A worker with nothing to do may take over what waits for another one.
+        is_idle = self.is_idle(worker_id) and not self.num_waiting
+        if (expiry is None or expiry > now) and (self.is_full(worker_id) or is_idle):
             return None, []
         return self._call("plan", now, [worker_id], lambda: super(TracedCore, self).plan(worker_id, now))
 
@@ -136,6 +140,12 @@ class TracedCore(Scheduler):
     def update_limits(self, limits: LiveLimits, now: float) -> list[Event]:
         written = trace_format.write_limits(limits)
         return self._call("update_limits", now, written, lambda: super(TracedCore, self).update_limits(limits, now))
+
+    def pin(self, pin: NewPin, now: float) -> None:
+        self._call("pin", now, trace_format.write_pin(pin), lambda: super(TracedCore, self).pin(pin, now))
+
+    def unpin(self, key: PinKey, now: float) -> bool:
+        return self._call("unpin", now, [list(key)], lambda: super(TracedCore, self).unpin(key, now))
 
     def reset_prefix_cache(self, now: float) -> int:
         return self._call("reset_prefix_cache", now, [], lambda: super(TracedCore, self).reset_prefix_cache(now))

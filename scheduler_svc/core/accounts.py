@@ -115,6 +115,11 @@ class Accounts:
             self._accounts[name] = account
         return account
 
+    def like(self, tenant: str) -> Account:
+        """A tenant's account; for one that has none one that is not kept."""
+        name = tenant if self._by_tenant else ""
+        return self._accounts.get(name) or Account(self, self._num_made, self._weights.get(name, 1.0))
+
     def __len__(self) -> int:
         return len(self._accounts)
 

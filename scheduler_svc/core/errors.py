@@ -22,7 +22,9 @@ class RejectCode(Enum):
     DEADLINE = "deadline"
     """By measured rates not even its first token would come in time."""
     DUPLICATE = "duplicate"
-    """A live request has this key."""
+    """A live request has this key, or a pin."""
+    PIN_QUOTA = "pin quota"
+    """Pins may not name so many pages."""
 
 
 class CoreError(Exception):

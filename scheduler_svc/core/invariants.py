@@ -7,6 +7,7 @@ from scheduler_svc.core.accounts import Accounts
 from scheduler_svc.core.errors import InvariantViolation
 from scheduler_svc.core.page_hash import NO_PARENT
 from scheduler_svc.core.page_pool import PagePool
+from scheduler_svc.core.pins import Pins
 from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.request import Request, Residence, State
@@ -14,9 +15,10 @@ from scheduler_svc.core.types import PageId, Row
 from scheduler_svc.core.worker import Worker
 
 
-def check(placement: Placement, registry: Registry, accounts: Accounts) -> None:
+def check(placement: Placement, registry: Registry, accounts: Accounts, pins: Pins) -> None:
     """Raises InvariantViolation at the first rule that is broken."""
     for worker in placement.workers.values():
+        _rule({key for key, _ in worker.pool.pins()} <= {*pins}, "a worker keeps pages for a pin that is gone")
         check_pool(worker.pool, [residence.pages for residence in worker.rows.values()])
         _check_rows(worker)
         _check_tables(worker)
@@ -44,6 +46,7 @@ def check_pool(pool: PagePool, tables: Iterable[list[PageId]]) -> None:
     for table in [*tables, *pool.waiting_tables()]:
         _rule(len(set(table)) == len(table), "a page is twice in a table")
         refs.update(table)
+    refs.update(_pinned(pool))
     pages, is_named = range(pool.num_pages), pool.cache.is_named
     wrong = [page for page in pages if pool.refs[page] != refs[PageId(page)]]
     _rule(not wrong, f"pages {wrong} count other references than there are tables")
@@ -56,6 +59,12 @@ def check_pool(pool: PagePool, tables: Iterable[list[PageId]]) -> None:
         name = pool.cache.name_of(page)
         _rule(name is not None and name[0] == page_hash, f"page {page} has another name than the one that leads to it")
     _check_eviction_order(pool)
+
+
+def _pinned(pool: PagePool) -> list[PageId]:
+    """Pages whose names pins have."""
+    pages = [pool.cache.page_of(name) for name in dict.fromkeys(name for _, names in pool.pins() for name in names)]
+    return [page for page in pages if page is not None]
 
 
 def _check_eviction_order(pool: PagePool) -> None:

@@ -11,12 +11,15 @@ Decides what is evicted: unreferenced named pages only, the least recently used 
 heads (a head without its tail is still worth something, a tail without its head cannot be found). Knows no requests
 and no tokens.
 
+A pin is a reference to each named page whose name it has, one for all pins of a name: such a page is held, whether a
+table has it or not. Pins name whole chains from their first page on.
+
 A page that a step in flight may still write is not given out: its table is released ``after`` that step, and counts as
 held until ``settle`` says that the step is done. A table is released as a whole, so that chains keep their order in
 the cache.
 
 Invariants: free + held + cached = all; a page's reference count is the number of tables it is in, tables that wait for
-a step included; free pages have no name; cached pages have one.
+a step included, and one if it is pinned; free pages have no name; cached pages have one.
 """
 
 from array import array
@@ -24,7 +27,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from scheduler_svc.core.prefix_cache import PrefixCache
-from scheduler_svc.core.types import PageHash, PageId, Published, StepId
+from scheduler_svc.core.types import PageHash, PageId, PinKey, Published, StepId
 
 MOST_FORGOTTEN = 65_536
 """Names of evicted pages that are remembered, to tell misses apart."""
@@ -42,6 +45,8 @@ class PagePool:
         "_evicted",
         "_forgotten",
         "_free",
+        "_pin_counts",
+        "_pins",
         "_published",
         "cache",
         "num_evicted",
@@ -57,6 +62,8 @@ class PagePool:
         self._free = [PageId(page) for page in range(num_pages - 1, -1, -1)]
         self._cached: OrderedDict[PageId, None] = OrderedDict()  # least recently used first
         self._deferred: dict[StepId, list[Table]] = {}
+        self._pins: dict[PinKey, Sequence[PageHash]] = {}
+        self._pin_counts: dict[PageHash, int] = {}  # how many pins have the name; no zeros
         self._published: dict[PageId, Published] = {}
         self._evicted: array[int] = array("i")
         self._forgotten: OrderedDict[PageHash, None] = OrderedDict()  # names of evicted pages, oldest first
@@ -115,6 +122,8 @@ class PagePool:
         """Names a held page whose content is complete. If the name is taken the page stays private."""
         if self.cache.bind(page, page_hash, parent):
             self._published[page] = Published(page=page, hash=page_hash, parent=parent)
+            if page_hash in self._pin_counts:
+                self.refs[page] += 1
 
     def release(self, pages: Sequence[PageId], hashes: Sequence[PageHash], after: StepId | None = None) -> None:
         """Takes a table's pages back, at once or when step ``after`` is done."""
@@ -135,10 +144,45 @@ class PagePool:
                 self._touch(hashes[index])
 
     def forget(self) -> int:
-        """Frees every cached page, its name gone; returns how many there were."""
+        """Frees every cached page that is not pinned, its name gone; returns how many there were."""
         count = len(self._cached)
         self._free += [self._evict() for _ in range(count)]
         return count
+
+    def pin(self, key: PinKey, hashes: Sequence[PageHash]) -> None:
+        """Holds the pages of these names, those that will get one too, until ``unpin``; the key must be new."""
+        self._pins[key] = hashes
+        for page_hash in hashes:
+            count = self._pin_counts[page_hash] = self._pin_counts.get(page_hash, 0) + 1
+            page = self.cache.page_of(page_hash)
+            if count == 1 and page is not None:
+                self.share([page])
+
+    def unpin(self, key: PinKey) -> None:
+        """Lets a pin's pages go, tails first. One that is not known holds nothing."""
+        for page_hash in reversed(self._pins.pop(key, ())):
+            self._pin_counts[page_hash] -= 1
+            if not self._pin_counts[page_hash]:
+                del self._pin_counts[page_hash]
+                page = self.cache.page_of(page_hash)
+                if page is not None:
+                    self.release([page], ())
+
+    def drop_pin(self) -> bool:
+        """Lets the pages of the last pin go; False if there is none."""
+        if not self._pins:
+            return False
+        self.unpin(next(reversed(self._pins)))
+        return True
+
+    def pins(self) -> "Iterator[tuple[PinKey, Sequence[PageHash]]]":
+        """Those in force here; for checks."""
+        return iter(self._pins.items())
+
+    def num_pinned(self, key: PinKey | None = None) -> int:
+        """Pages that a pin holds, or all pins. Costs the names."""
+        names = self._pin_counts if key is None else self._pins.get(key, ())
+        return sum(self.cache.page_of(page_hash) is not None for page_hash in names)
 
     def keep(self, page: PageId, step_id: StepId) -> None:
         """Lets nobody write a held page until a step is done that reads it."""

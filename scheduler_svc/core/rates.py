@@ -1,7 +1,8 @@
 """How fast a worker is, as measured from its results: prompt tokens a second, and tokens leaving its queue.
 
-Only used to refuse a request whose deadline cannot be met, so both rates err on the fast side, and there is none while
-little was measured: steps count that were mostly prompts, admissions as long as requests keep waiting.
+Those that refuse a request whose deadline cannot be met (``least_...``) err on the fast side, and there is none while
+little was measured: steps count that were mostly prompts, admissions as long as requests keep waiting. Those of a quote
+are means that forget.
 """
 
 from collections import deque
@@ -12,18 +13,21 @@ FEW: Final = 4
 _SLOWING = 0.1
 _WINDOW = 64
 _HOPE = 0.5
+_MEMORY = 0.9
 
 
 class Rates:
     """Of one worker."""
 
-    __slots__ = ("_admissions", "_done_at", "_num_measured", "_planned_at", "_seconds_per_token")
+    __slots__ = ("_admissions", "_done_at", "_num_measured", "_planned_at", "_prompts", "_seconds_per_token")
 
     def __init__(self) -> None:
         self._planned_at: deque[float] = deque()
         self._done_at = 0.0
         self._seconds_per_token = 0.0
         self._num_measured = 0
+        self._prompts = (0.0, 0.0)
+        """Seconds of steps with prompt tokens, and these tokens; the older, the less they count."""
         self._admissions: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
 
     def note_plan(self, now: float) -> None:
@@ -34,6 +38,9 @@ class Rates:
         """The oldest step has come back; it took from its plan, or from the end of the step before, until now."""
         began = max(self._planned_at.popleft(), self._done_at)
         self._done_at = now
+        if num_prompt_tokens:
+            seconds, count = self._prompts
+            self._prompts = _MEMORY * seconds + now - began, _MEMORY * count + num_prompt_tokens
         if 2 * num_prompt_tokens < budget or now <= began:
             return
         sample = (now - began) / num_prompt_tokens
@@ -53,12 +60,22 @@ class Rates:
 
     def least_wait(self, backlog: int, now: float) -> float:
         """Seconds that a queue of so many tokens will last, to be hopeful; 0 if that is not known."""
-        if len(self._admissions) <= FEW:
-            return 0.0
-        since = self._admissions[0][0]
-        num_left = sum(num_tokens for _, num_tokens in self._admissions) - self._admissions[0][1]
-        return _HOPE * backlog * (now - since) / max(num_left, 1)
+        return 0.0 if len(self._admissions) <= FEW else _HOPE * self._wait(backlog, now)
+
+    def wait(self, backlog: int, now: float) -> float | None:
+        """Seconds that a queue of so many tokens will last; None if that is not known."""
+        return self.prefill(backlog) if len(self._admissions) <= FEW else self._wait(backlog, now)
+
+    def prefill(self, num_tokens: int) -> float | None:
+        """Seconds to compute so many prompt tokens; None if none was computed yet."""
+        seconds, count = self._prompts
+        return num_tokens * seconds / count if count else None
 
     def least_prefill(self, num_tokens: int) -> float:
         """Seconds to compute so many prompt tokens at the best speed seen lately; 0 if that is not known."""
         return num_tokens * self._seconds_per_token if self._num_measured >= FEW else 0.0
+
+    def _wait(self, backlog: int, now: float) -> float:
+        since = self._admissions[0][0]
+        num_left = sum(num_tokens for _, num_tokens in self._admissions) - self._admissions[0][1]
+        return backlog * (now - since) / max(num_left, 1)

@@ -14,16 +14,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from scheduler_svc.core import invariants
-from scheduler_svc.core.accounts import Accounts
+from scheduler_svc.core.accounts import Account, Accounts
 from scheduler_svc.core.batcher import plan_step
 from scheduler_svc.core.errors import RejectCode, RequestRejected, WorkerRejected
 from scheduler_svc.core.fairness import settle
 from scheduler_svc.core.flight_recorder import Decision, FlightRecorder
 from scheduler_svc.core.intake import check_deadline, check_hashes, check_queue, check_request
+from scheduler_svc.core.pins import Pins
 from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.policy import order_of, priority_of
 from scheduler_svc.core.prefix_explanation import explain
 from scheduler_svc.core.prefix_history import PrefixHistory
+from scheduler_svc.core.quote import quote
 from scheduler_svc.core.registry import Registry
 from scheduler_svc.core.request import Request, State
 from scheduler_svc.core.results import apply_result
@@ -36,11 +38,15 @@ from scheduler_svc.core.types import (
     EndReason,
     Event,
     LiveLimits,
+    NewPin,
     NewRequest,
     PageExplanation,
     PageNames,
+    Pin,
+    PinKey,
     Preempted,
     PrefixQuestion,
+    Quote,
     RequestKey,
     StepResult,
     WorkerCard,
@@ -67,6 +73,7 @@ class Scheduler:
         self._accounts = Accounts(config.tenant_weights, config.tenant_fairness)
         self._placement = placement or Placement()
         self._history = PrefixHistory()
+        self._pins = Pins(config.pin_share)
         self._registry = Registry(self._placement, self._tally, self._history)
         self._recorder = FlightRecorder()
         self._num_arrived = 0
@@ -83,16 +90,23 @@ class Scheduler:
         account = self._accounts.of(request.tenant)
         check_queue(len(request.prompt), account, self._accounts, self._config)
         self._num_arrived += 1
-        num_waiting, use_cache = self.num_waiting, self._config.enable_prefix_caching
-        order = order_of(request, self._config, self._placement.capacity, self._num_arrived, now)
-        priority = priority_of(request, self._config)
-        taken = Request(request, order, account, priority=priority, use_cache=use_cache, now=now)
+        num_waiting = self.num_waiting
+        taken = self._read(request, account, now)
         if request.deadline is not None and request.fork_of is None:
             check_deadline(taken, self._placement.choose(taken), now)
         self._recorder.note_submitted(taken, num_waiting, now)
         self._registry.add(taken)
         self._place([taken], now)
         return []
+
+    def quote(self, request: NewRequest, now: float) -> Quote:
+        """What a request would meet if it were submitted now; nothing of it is kept.
+
+        Raises:
+            RequestRejected: it can never be served.
+        """
+        check_request(request, self._placement)
+        return quote(self._read(request, self._accounts.like(request.tenant), now), self._placement, now)
 
     def cancel(self, key: RequestKey, reason: EndReason, now: float) -> list[Event]:
         """Ends a request at once, in whatever state it is. An unknown or ended key changes nothing."""
@@ -120,6 +134,7 @@ class Scheduler:
             raise WorkerRejected(f"page size is {card.page_size}, the other workers have {page_size}")
         worker = Worker(card, self._started)
         worker.limit(self.limits)
+        self._pins.hold(worker)
         events = self._remove(card.worker_id, now)
         self._placement.join(worker, now)
         return events
@@ -164,12 +179,13 @@ class Scheduler:
         return committed
 
     def expire(self, now: float) -> list[Event]:
-        """Ends requests that have run out of time, or have waited too long without any worker that can hold them."""
+        """Ends requests that have run out of time, or have waited too long without any worker that can hold them, and
+        pins whose time is over."""
         return self._note(self._expire(now), now)
 
     def next_expiry(self) -> float | None:
         """The earliest ``now`` at which ``expire`` would do something."""
-        times = [self._registry.next_expiry()]
+        times = [self._registry.next_expiry(), self._pins.next_expiry()]
         if (waiter := self._longest_unplaced()) is not None:
             times.append(self._lost_at(waiter))
         return min((time for time in times if time is not None), default=None)
@@ -236,8 +252,27 @@ class Scheduler:
             worker.limit(limits)
         return []
 
+    def pin(self, pin: NewPin, now: float) -> None:
+        """Keeps a prefix's pages cached from when they are.
+
+        Raises:
+            RequestRejected: it cannot be kept. Nothing of it is.
+        """
+        if not self._config.enable_prefix_caching:
+            raise RequestRejected(RejectCode.INVALID, "prefix", "prefix caching is off")
+        self._pins.expire(now, self._placement.workers.values())
+        self._pins.add(pin, list(self._placement.workers.values()))
+
+    def unpin(self, key: PinKey, now: float) -> bool:
+        """Ends a pin; False if there is none of this key."""
+        return self._pins.remove(key, self._placement.workers.values())
+
+    def pins(self, tenant: str) -> list[Pin]:
+        """A tenant's pins, in the order in which they were made."""
+        return self._pins.of(tenant, list(self._placement.workers.values()))
+
     def reset_prefix_cache(self, now: float) -> int:
-        """Frees every cached page that nobody uses, on all workers; returns how many there were."""
+        """Frees every cached page that nobody uses or pinned, on all workers; returns how many there were."""
         return sum(worker.pool.forget() for worker in self._placement.workers.values())
 
     @property
@@ -295,7 +330,7 @@ class Scheduler:
         Raises:
             InvariantViolation: a rule is broken.
         """
-        invariants.check(self._placement, self._registry, self._accounts)
+        invariants.check(self._placement, self._registry, self._accounts, self._pins)
 
     def _remove(self, worker_id: WorkerId, now: float) -> list[Event]:
         worker = self._placement.workers.get(worker_id)
@@ -323,6 +358,7 @@ class Scheduler:
         return events
 
     def _expire(self, now: float) -> list[Event]:
+        self._pins.expire(now, self._placement.workers.values())
         events = self._registry.expire(now)
         while (waiter := self._longest_unplaced()) is not None and self._lost_at(waiter) <= now:
             events.append(self._registry.end(waiter, EndReason.WORKER_LOST, now))
@@ -336,6 +372,11 @@ class Scheduler:
     def _note(self, events: list[Event], now: float) -> list[Event]:
         self._recorder.note_events(events, now)
         return events
+
+    def _read(self, new: NewRequest, account: Account, now: float) -> Request:
+        order = order_of(new, self._config, self._placement.capacity, self._num_arrived, now)
+        priority, use_cache = priority_of(new, self._config), self._config.enable_prefix_caching
+        return Request(new, order, account, priority=priority, use_cache=use_cache, now=now)
 
     def _num_running(self) -> int:
         return len(self._registry) - self._registry.num_held - self.num_waiting

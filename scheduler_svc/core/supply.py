@@ -3,7 +3,7 @@
 First what is free or cached, then what steps in flight will free (the row waits for it), and only then a victim among
 those that come no earlier than who asks, which may be the asking one itself: of the lowest priority, and of these the
 one that loses the fewest pages of computed tokens, those that stay cached not counted; of equals the last. It keeps its
-tokens and waits again at its old place.
+tokens and waits again at its old place. If nobody else runs, pins give way instead.
 
 A waiting request of a higher priority takes pages and a row from running ones of a lower one of its tenant
 (``make_room``, ``make_row``), which are chosen in the same way.
@@ -43,6 +43,8 @@ class PageSupply:
             if self.num_short < self._coming:
                 self.num_short += 1
                 return False
+            if len(self._worker.rows) == 1 and pool.drop_pin():
+                continue
             asks = residence.request.order
             behind = (other for other in self._worker.rows.values() if other.request.order >= asks)
             victim = max(behind, key=self._readiness)
@@ -54,8 +56,10 @@ class PageSupply:
 
     def make_room(self, request: Request, num_missing: int) -> bool:
         """Preempts what has a lower priority than a waiting request of the same tenant, if that brings the pages that
-        it is short of."""
+        it is short of. Where nobody runs pins give way."""
         worker = self._worker
+        if not worker.rows and not worker.pool.num_coming():
+            return worker.pool.drop_pin()
         lower = sorted(self._lower(request), key=self._readiness, reverse=True)
         num_missing -= worker.pool.num_coming()
         for count, residence in enumerate(lower if num_missing > 0 else (), 1):

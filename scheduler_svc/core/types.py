@@ -20,6 +20,8 @@ Row = NewType("Row", int)
 StepId = NewType("StepId", int)
 PageHash = NewType("PageHash", bytes)
 """16 bytes, see page_hash."""
+PinKey = tuple[str, str]
+"""Tenant and id."""
 
 
 class EndReason(Enum):
@@ -79,6 +81,8 @@ class CoreConfig:
     """Off: all requests are one tenant's."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     """Shares of tenants that differ from 1."""
+    pin_share: float = 0.25
+    """Share of a worker's pages that pins may name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +266,38 @@ class PageExplanation(NamedTuple):
     """The first token that differs, if it diverged."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What a request would meet if it came now; seconds are None where nothing was measured that tells them."""
+
+    num_cached_tokens: int
+    queue_seconds: float | None
+    """Until it begins."""
+    first_token_seconds: float | None
+    """Until its first token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPin:
+    """A prefix to be kept in the cache, see pins."""
+
+    tenant: str = ""
+    pin_id: str
+    page_hashes: Sequence[PageHash]
+    until: float
+    """Absolute, on the clock of ``now``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A pin as its tenant sees it."""
+
+    pin_id: str
+    num_pages: int
+    """Held now, on the worker that has most of them."""
+    until: float
+
+
 # Events: what the core tells the shell.
 
 
@@ -381,6 +417,8 @@ class PageCounts:
     num_free: int
     num_held: int
     num_cached: int
+    num_pinned: int
+    """Of the held ones: kept by pins, in use or not."""
     num_dead_slots: int
     """Slots of held pages without a token of a running request."""
     num_running: int

@@ -242,6 +242,7 @@ class Worker:
             num_free=pool.num_free,
             num_held=pool.num_pages - pool.num_available,
             num_cached=pool.num_cached,
+            num_pinned=pool.num_pinned(),
             num_dead_slots=self.num_dead_slots(),
             num_running=len(self.rows),
             num_steps=self.num_steps,

@@ -1,18 +1,27 @@
 # ruff: noqa: N802 (methods are named as in the proto)
-"""pagewire.v1.CacheService: warms, explains and forgets prefixes; pins are part of the contract and not built yet."""
+"""pagewire.v1.CacheService: warms, pins, explains and forgets prefixes.
 
-from typing import Any, NoReturn
+A pin is made before its prefix is computed, so that no page of it can be evicted in between; if it cannot be computed
+the pin ends.
+"""
 
+import uuid
+from typing import Any, Final
+
+from pagewire.internal.v1 import front_pb2
 from pagewire.v1 import cache_pb2, cache_pb2_grpc
 
+from scheduler_svc.columns import HASH_BYTES
 from scheduler_svc.front.caller import CALLER
-from scheduler_svc.front.errors import UnsupportedError
+from scheduler_svc.front.errors import InvalidRequestError
 from scheduler_svc.front.generation import deadline_of
 from scheduler_svc.front.in_flight import InFlight
 from scheduler_svc.front.live_request import LiveRequest
 from scheduler_svc.front.preparation import Preparation, request_of
 from scheduler_svc.front.scheduler_link import SchedulerLink
 from scheduler_svc.front.service_state import ServiceState
+
+MAX_TTL_MS: Final = 7 * 24 * 3600 * 1000
 
 
 class CacheService(cache_pb2_grpc.CacheServiceServicer):  # type: ignore[misc]
@@ -29,32 +38,59 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):  # type: ignore[misc]
         with self._in_flight.call():
             deadline = deadline_of(context.time_remaining())
             question = await self._preparation.ask_prefix(request.prefix, deadline=deadline)
-            warming = request_of(request.prefix)
-            warming.stop.max_tokens = 1
-            live = LiveRequest(
-                await self._preparation.prepare(warming, deadline=deadline), self._link, deadline=deadline
-            )
-            try:
-                while not live.is_taken:
-                    await live.wait()
-                    live.take()
-            finally:
-                live.close()
+            await self._warm(request.prefix, deadline)
             pages = (await self._explained(question)).pages
             num_cached = sum(page.status == cache_pb2.PAGE_STATUS_HIT for page in pages)
             return cache_pb2.WarmPrefixResponse(cached_tokens=num_cached * self._state.require().page_size)
 
-    async def PinPrefix(self, request: Any, context: Any) -> NoReturn:
-        """Not built yet."""
-        raise UnsupportedError("CacheService.PinPrefix")
+    async def _warm(self, prefix: Any, deadline: float | None) -> None:
+        warming = request_of(prefix)
+        warming.stop.max_tokens = 1
+        live = LiveRequest(await self._preparation.prepare(warming, deadline=deadline), self._link, deadline=deadline)
+        try:
+            while not live.is_taken:
+                await live.wait()
+                live.take()
+        finally:
+            live.close()
 
-    async def UnpinPrefix(self, request: Any, context: Any) -> NoReturn:
-        """Not built yet."""
-        raise UnsupportedError("CacheService.UnpinPrefix")
+    async def PinPrefix(self, request: Any, context: Any) -> Any:
+        """Keeps a prefix, which is computed if it is not cached."""
+        if not 1 <= request.ttl_ms <= MAX_TTL_MS:
+            raise InvalidRequestError.at("ttl_ms", f"must be in 1..{MAX_TTL_MS}")
+        with self._in_flight.call():
+            deadline = deadline_of(context.time_remaining())
+            question = await self._preparation.ask_prefix(request.prefix, deadline=deadline)
+            asked = front_pb2.PinQuestion(
+                pin_id=uuid.uuid4().hex, ttl_ms=request.ttl_ms, page_hashes=question.page_hashes
+            )
+            tenant = CALLER.get().tenant
+            response = cache_pb2.PinPrefixResponse.FromString(await self._link.query(tenant, pin_prefix=asked))
+            if response.pin.num_pages * HASH_BYTES < len(asked.page_hashes):
+                try:
+                    await self._warm(request.prefix, deadline)
+                except BaseException:
+                    await self._link.query(tenant, unpin_id=asked.pin_id)
+                    raise
+                known = {pin.pin_id: pin for pin in await self._pins()}
+                response.pin.num_pages, response.pin.ttl_ms = 0, 0
+                if asked.pin_id in known:  # else its time is over already
+                    response.pin.CopyFrom(known[asked.pin_id])
+            return response
 
-    async def ListPins(self, request: Any, context: Any) -> NoReturn:
-        """Not built yet."""
-        raise UnsupportedError("CacheService.ListPins")
+    async def UnpinPrefix(self, request: Any, context: Any) -> Any:
+        """Ends a pin."""
+        if not request.pin_id:
+            raise InvalidRequestError.at("pin_id", "must not be empty")
+        answer = await self._link.query(CALLER.get().tenant, unpin_id=request.pin_id)
+        return cache_pb2.UnpinPrefixResponse.FromString(answer)
+
+    async def ListPins(self, request: Any, context: Any) -> Any:
+        """Those of the caller's tenant."""
+        return cache_pb2.ListPinsResponse(pins=await self._pins())
+
+    async def _pins(self) -> Any:
+        return cache_pb2.ListPinsResponse.FromString(await self._link.query(CALLER.get().tenant, list_pins=True)).pins
 
     async def ExplainPrefix(self, request: Any, context: Any) -> Any:
         """Why the pages of a prompt are cached or not."""

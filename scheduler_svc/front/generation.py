@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pagewire.v1 import generation_pb2, generation_pb2_grpc
 
 from scheduler_svc.front.caller import CALLER
-from scheduler_svc.front.errors import InvalidRequestError, UnsupportedError
+from scheduler_svc.front.errors import InvalidRequestError
 from scheduler_svc.front.in_flight import InFlight
 from scheduler_svc.front.live_request import LiveRequest
 from scheduler_svc.front.load_report import LoadReport
@@ -128,8 +128,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
             await self._stream(live, write)
 
     async def Quote(self, request: Any, context: Any) -> Any:
-        """Not built yet."""
-        raise UnsupportedError("GenerationService.Quote")
+        """What a request would meet; it does not run."""
+        submit = await self._preparation.ask_quote(request.request, deadline=deadline_of(context.time_remaining()))
+        return generation_pb2.QuoteResponse.FromString(await self._link.query(submit.tenant, quote=submit))
 
     async def CancelRequest(self, request: Any, context: Any) -> Any:
         """Ends a request of any front."""

@@ -111,6 +111,13 @@ class Preparation:
         tenant = "" if self._tenants_share_pages else CALLER.get().tenant
         return root_hash(serving.hash_key, request.scheduling.cache_salt, model, request.adapter, tenant)
 
+    async def ask_quote(self, request: Any, *, deadline: float | None = None) -> Any:
+        """The request as it would be submitted; it is not counted.
+
+        Raises: FrontError.
+        """
+        return (await self._prepare(request, deadline=deadline, once=False)).submit
+
     async def ask_prefix(self, prefix: Any, *, deadline: float | None = None) -> Any:
         """The scheduler's question about a pagewire.v1.Prefix: the pages that a request with this prompt would ask for.
 

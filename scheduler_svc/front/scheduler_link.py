@@ -185,7 +185,7 @@ class SchedulerLink:
         finally:
             self._queries.pop(query_id, None)
         if reply.code:
-            reason = missing.value if reply.code == NOT_FOUND else ""
+            reason = reply.reason or (missing.value if reply.code == NOT_FOUND else "")
             raise error_of_code(reply.code, reason=reason, message=reply.message, field=reply.field)
         return bytes(reply.response)
 

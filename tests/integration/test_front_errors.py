@@ -334,18 +334,6 @@ async def test_tpl_02_chats() -> None:
         )
 
 
-async def test_what_is_not_built_says_so() -> None:
-    async with front_stack(internal_port=0) as stack:
-        cache = cache_pb2_grpc.CacheServiceStub(stack.channel)
-        for call in (
-            cache.PinPrefix(cache_pb2.PinPrefixRequest()),
-            stack.generation.Quote(pb.QuoteRequest()),
-        ):
-            error = await failure(call)
-            assert error.code() == grpc.StatusCode.UNIMPLEMENTED
-            assert "not supported" in error.details()
-
-
 async def test_admin_answers_on_the_internal_port_alone() -> None:
     async with front_stack(internal_port=0) as stack:
         public = admin_pb2_grpc.AdminServiceStub(stack.channel)

@@ -24,7 +24,7 @@ from support.scripted_stack import PROBE, ScriptedStack, first_ids
 
 GAUGES = {
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "workers", "cache_config_info"),
-    "page_waste_ratio",
+    *("page_waste_ratio", "kv_cache_pinned_perc"),
 }
 COUNTERS = {
     *("prompt_tokens", "prompt_tokens_cached", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits"),

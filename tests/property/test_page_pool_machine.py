@@ -25,6 +25,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         self.tables: list[tuple[int, list[PageId]]] = []
         self.waiting: dict[int, list[list[PageId]]] = {}
         self.step = 0
+        self.pins: dict[int, list[PageHash]] = {}
         self.names: dict[int, PageHash] = {}
         """As a worker sees them: published and not evicted, by page."""
 
@@ -56,6 +57,29 @@ class PagePoolMachine(RuleBasedStateMachine):
         self.pool.release(pages, chain(seed, len(pages)), StepId(self.step) if later else None)
         if later:
             self.waiting.setdefault(self.step, []).append(pages)
+
+    @rule(key=st.integers(0, 2), seed=st.integers(0, 3), length=st.integers(1, NUM_PAGES))
+    def pin(self, key: int, seed: int, length: int) -> None:
+        if key not in self.pins:
+            self.pins[key] = chain(seed, length)
+            self.pool.pin(("", str(key)), self.pins[key])
+            assert self.pool.num_pinned(("", str(key))) == len(self.pinned(key))
+
+    @rule(key=st.integers(0, 2))
+    def unpin(self, key: int) -> None:
+        self.pins.pop(key, None)
+        self.pool.unpin(("", str(key)))
+
+    @precondition(lambda self: self.pins)
+    @rule()
+    def drop_pin(self) -> None:
+        """The last one goes."""
+        del self.pins[list(self.pins)[-1]]
+        assert self.pool.drop_pin()
+
+    def pinned(self, *keys: int) -> set[PageId]:
+        pages = [self.pool.cache.page_of(name) for key in keys for name in self.pins[key]]
+        return {page for page in pages if page is not None}
 
     @rule()
     def next_step(self) -> None:
@@ -89,6 +113,8 @@ class PagePoolMachine(RuleBasedStateMachine):
         check_pool(self.pool, [pages for _, pages in self.tables])
         held = {page for _, pages in self.tables for page in pages}
         held |= {page for tables in self.waiting.values() for pages in tables for page in pages}
+        held |= self.pinned(*self.pins)
+        assert self.pool.num_pinned() == len(self.pinned(*self.pins))
         assert len(held) == NUM_PAGES - self.pool.num_available
         assert self.pool.num_free + self.pool.num_cached == self.pool.num_available
 

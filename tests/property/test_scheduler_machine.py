@@ -4,12 +4,15 @@ After every call all rules of the books are checked; the workers check that ever
 end every request has ended once, with the tokens that it would have got alone.
 """
 
+import contextlib
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.core_bench import EOS, CoreBench, card, config
 
+from scheduler_svc.core.errors import RequestRejected
 from scheduler_svc.core.types import EndReason, SchedulingPolicy, StepResult, WorkerId
 
 HEADS = ([3] * 40, [index * 7 % 31 for index in range(40)])
@@ -51,6 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             scheduling_policy=policy,
             aging_seconds=5.0,
             tenant_weights={"x": 2.0},
+            pin_share=1.0,
         )
         self.bench = CoreBench(limits)
         self.num_joined = 0
@@ -161,6 +165,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.bench.stop(key, data.draw(st.integers(0, len(self.bench.outputs[key]))))
         else:
             self.bench.scanned(key)
+
+    @rule(pin_id=st.sampled_from("ab"), head=st.sampled_from(HEADS), length=st.integers(0, 40))
+    def pin(self, pin_id: str, head: list[int], length: int) -> None:
+        with contextlib.suppress(RequestRejected):
+            self.bench.pin(pin_id, head[:length], 5.0)
+
+    @rule(pin_id=st.sampled_from("ab"))
+    def unpin(self, pin_id: str) -> None:
+        self.bench.unpin(pin_id)
 
     @rule(seconds=st.sampled_from((0.1, 1.0, 4.0)))
     def wait(self, seconds: float) -> None:

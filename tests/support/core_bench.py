@@ -20,9 +20,11 @@ from scheduler_svc.core.types import (
     EndReason,
     Event,
     Held,
+    NewPin,
     NewRequest,
     PageExplanation,
     PrefixQuestion,
+    Quote,
     RequestKey,
     SamplingParams,
     StepResult,
@@ -154,6 +156,30 @@ class CoreBench:
         )
         return self.core.explain_prefix(question)
 
+    def pin(self, pin_id: str, prompt: Sequence[int], seconds: float, *, salt: int = 0, tenant: str = "") -> None:
+        names = hash_pages(_root(salt), array("i", prompt), self.page_size)
+        pin = NewPin(tenant=tenant, pin_id=pin_id, page_hashes=names, until=self.now + seconds)
+        try:
+            self.core.pin(pin, self.now)
+        finally:
+            self.core.check_invariants()
+
+    def unpin(self, pin_id: str, tenant: str = "") -> bool:
+        known = self.core.unpin((tenant, pin_id), self.now)
+        self.core.check_invariants()
+        return known
+
+    def quote(self, prompt: Sequence[int], max_tokens: int = 1) -> Quote:
+        """What a request would meet; asking changes nothing."""
+        token_ids, before = array("i", prompt), self.core.counts()
+        names = hash_pages(_root(0), token_ids, self.page_size)
+        asked = NewRequest(
+            key=RequestKey(0), prompt=token_ids, page_hashes=names, root_hash=_root(0), max_tokens=max_tokens
+        )
+        quote = self.core.quote(asked, self.now)
+        assert self.core.counts() == before
+        return quote
+
     def offer(self, key: int, prompt: Sequence[int], max_tokens: int, **others: object) -> bool:
         """``submit``, where the queue may be full or the deadline too near; whether the request was taken."""
         before = self.core.counts()
@@ -269,8 +295,8 @@ class CoreBench:
         assert (counts.num_running, counts.num_waiting) == (0, 0)
         assert self.ended.keys() == self.requests.keys()
         for worker_id, pages in counts.pages.items():
-            assert pages.num_held == 0, f"{worker_id} still holds pages"
-            assert pages.num_free + pages.num_cached == pages.num_pages
+            assert pages.num_held == pages.num_pinned, f"{worker_id} still holds pages"
+            assert pages.num_free + pages.num_held + pages.num_cached == pages.num_pages
             assert self.core.is_idle(worker_id)
         if self.config.tenant_fairness:
             self.check_charges()

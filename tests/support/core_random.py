@@ -1,5 +1,6 @@
 """Random lives of a scheduler core: everything that can happen to it, in an order that a seed decides."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
@@ -7,6 +8,7 @@ from random import Random
 from support.core_bench import EOS, CoreBench, card, config
 from support.core_worker import FakeWorker
 
+from scheduler_svc.core.errors import RequestRejected
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import CoreConfig, EndReason, SchedulingPolicy, StepResult, WorkerId
 
@@ -39,6 +41,7 @@ class RandomLife:
             aging_seconds=random.choice((0.0, 2.0, 300.0)),
             tenant_fairness=random.random() < 0.8,
             tenant_weights=random.choice(({}, {"x": 3.0, "y": 0.5})),
+            pin_share=random.choice((0.25, 0.5, 1.0)),
         )
         self.bench = CoreBench(limits, make=make)
         self.num_joined = 0
@@ -61,8 +64,8 @@ class RandomLife:
 
     def act(self) -> None:
         """One random thing; plans and results are the most frequent."""
-        actions = (self.submit, self.plan, self.answer, self.end_one, self.disturb)
-        self.random.choices(actions, (3, 8, 7, 1, 0.5))[0]()
+        actions = (self.submit, self.plan, self.answer, self.end_one, self.disturb, self.pin_or_unpin)
+        self.random.choices(actions, (3, 8, 7, 1, 0.5, 0.5))[0]()
         self.bench.now += self.random.choice((0.0, 0.1, 1.0))
 
     def submit(self) -> None:
@@ -126,6 +129,15 @@ class RandomLife:
             bench.stop(key, random.randint(0, len(bench.outputs.get(key, ())) + 1))
         else:
             bench.scanned(key)
+
+    def pin_or_unpin(self) -> None:
+        pin_id, tenant = str(self.random.randrange(3)), self.random.choice(("", "x"))
+        if self.random.random() < 0.3:
+            self.bench.unpin(pin_id, tenant)
+            return
+        prompt = self.random.choice(self.heads)[: self.random.randint(1, 40)]
+        with contextlib.suppress(RequestRejected):
+            self.bench.pin(pin_id, prompt, self.random.randint(1, 60), tenant=tenant)
 
     def disturb(self) -> None:
         """A worker goes or comes, or time runs."""

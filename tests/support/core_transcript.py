@@ -1,7 +1,8 @@
 """Runs transcripts: blocks of commands, a line ``----``, and what they must print.
 
 core tokens=16 rows=4 steps=2         a new core; also threshold, cache=off, queue, queued_tokens, policy=sjf,
-                                      watermark, target (ms), lost and aging (seconds), fair=off, weights=x:2,y:1
+                                      watermark, pin_share, target (ms), lost and aging (seconds), fair=off,
+                                      weights=x:2,y:1
 worker w pages=8 size=4               a worker joins; also rows, tokens, len
 submit a 1..6,9 max=3                 tokens 1 to 6 and 9; also eos=2 (output position 2 is EOS), hold, uncached,
                                       priority, deadline, limit, salt, tenant, index, fork=a (another of n)
@@ -17,6 +18,9 @@ explain a                             what was decided about a
 accounts                              what tenants were charged, in tokens
 prefix 1..20 [salt=1] [tenant=x]      the pages of a prompt explained to a tenant
 limits rows=2                         other limits from now on; also tokens, queue, queued_tokens
+pin p 1..8 for=60 [salt=1] [tenant=x] the pages of a prompt are kept so many seconds
+unpin p [tenant=x]   pins [tenant=x]
+quote 1..9                            what a request would meet
 reset                                 every cached page is freed
 hits                                  how prompt pages were found in the prefix cache, and why not
 """
@@ -106,6 +110,7 @@ class _Stage:
         policy = SchedulingPolicy(options.pop("policy", "priority"))
         fair = options.pop("fair", "on") == "on"
         weights = dict(pair.split(":") for pair in options.pop("weights", "").split(",") if pair)
+        pin_share = float(options.pop("pin_share", 0.25))
         watermark = float(options.pop("watermark", 0.01))
         target = int(options.pop("target", 0)) / 1000
         numbers = {_CONFIG_WORDS[word]: int(value) for word, value in options.items()}
@@ -114,6 +119,7 @@ class _Stage:
             **(defaults | numbers),  # type: ignore[arg-type]
             enable_prefix_caching=cache,
             page_watermark=watermark,
+            pin_share=pin_share,
             target_step_seconds=target,
             scheduling_policy=policy,
             tenant_fairness=fair,
@@ -254,6 +260,23 @@ class _Stage:
 
     def _do_reset(self, flags: list[str], options: dict[str, str]) -> list[str]:
         return [f"{self._bench.core.reset_prefix_cache(self._bench.now)} pages freed"]
+
+    def _do_pin(self, flags: list[str], options: dict[str, str]) -> list[str]:
+        salt, tenant = int(options.get("salt", 0)), options.get("tenant", "")
+        self._bench.pin(flags[0], _tokens(flags[1]), float(options["for"]), salt=salt, tenant=tenant)
+        return []
+
+    def _do_unpin(self, flags: list[str], options: dict[str, str]) -> list[str]:
+        return [] if self._bench.unpin(flags[0], options.get("tenant", "")) else ["no such pin"]
+
+    def _do_pins(self, flags: list[str], options: dict[str, str]) -> list[str]:
+        pins = self._bench.core.pins(options.get("tenant", ""))
+        return [f"{pin.pin_id}: {pin.num_pages} pages until {pin.until:g}" for pin in pins] or ["no pins"]
+
+    def _do_quote(self, flags: list[str], options: dict[str, str]) -> list[str]:
+        quote = self._bench.quote(_tokens(flags[0]))
+        times = ["?" if each is None else f"{each:g} s" for each in (quote.queue_seconds, quote.first_token_seconds)]
+        return [f"{quote.num_cached_tokens} cached, begins in {times[0]}, first token in {times[1]}"]
 
     def _do_hits(self, flags: list[str], options: dict[str, str]) -> list[str]:
         counts = self._bench.core.counts()

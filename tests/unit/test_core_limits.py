@@ -143,3 +143,4 @@ def test_a_trace_holds_both(tmp_path: Path) -> None:
     replay = Replay(path)
     assert [(call.name, call.is_equal) for call in replay] == [("update_limits", True), ("reset_prefix_cache", True)]
     assert replay.core.limits == limits
+    assert (replay.core.started.max_num_seqs, replay.core.started.max_num_batched_tokens) == (4, 16)

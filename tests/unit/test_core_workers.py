@@ -238,6 +238,8 @@ def test_a_worker_is_idle_when_nothing_waits_runs_or_is_in_flight() -> None:
 def test_limits_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="max_steps_in_flight"):
         CoreBench(config(max_steps_in_flight=0))
+    with pytest.raises(ValueError, match="long_prefill_token_threshold"):
+        CoreBench(config(long_prefill_token_threshold=-1))
 
 
 def test_requests_that_wait_for_a_page_go_where_a_new_worker_lets_them() -> None:

@@ -21,8 +21,9 @@ from .channel import Tls, call_metadata, channel_options, health_number, health_
 from .client import DEFAULT_TARGET, read_timeout, tokenize_request
 from .errors import RequestCancelledError, ServerError, from_rpc_error
 from .joining import Joiner
-from .options import GenerateOptions, Messages, Prompt, chat_request, explain_prefix_request, text_request
-from .results import Decision, Event, Generation, HealthStatus, Load, Model, PageExplanation
+from .options import GenerateOptions, Messages, Prompt, chat_request, explain_prefix_request, pin_request, text_request
+from .options import request as any_request
+from .results import Decision, Event, Generation, HealthStatus, Load, Model, PageExplanation, Pin, Quote
 from .resuming import Resumption, response_of
 
 if TYPE_CHECKING:
@@ -216,6 +217,39 @@ class AsyncClient:
         message = cache_pb2.WarmPrefixRequest(prefix=explain_prefix_request(prompt, cache_salt).prefix)
         method = CacheServiceStub(self._channel).WarmPrefix
         return int((await self._call(method, message, timeout or self._timeout)).cached_tokens)
+
+    async def pin_prefix(
+        self,
+        prompt: Prompt | Messages,
+        *,
+        ttl_seconds: float,
+        cache_salt: str = "",
+        timeout: float | None = None,
+    ) -> Pin:
+        """Keeps the full pages of a prompt cached for so long; they are computed if they are not there.
+
+        Raises: InvalidRequestError; ResourceExhaustedError where pins may keep no more.
+        """
+        message = pin_request(prompt, ttl_seconds, cache_salt)
+        method = CacheServiceStub(self._channel).PinPrefix
+        return convert.pin((await self._call(method, message, timeout or self._timeout)).pin)
+
+    async def unpin_prefix(self, pin_id: str, *, timeout: float | None = None) -> None:
+        """Ends a pin. Raises: NotFoundError."""
+        message = cache_pb2.UnpinPrefixRequest(pin_id=pin_id)
+        await self._read(CacheServiceStub(self._channel).UnpinPrefix, message, timeout)
+
+    async def pins(self, *, timeout: float | None = None) -> tuple[Pin, ...]:
+        """The caller's pins."""
+        method = CacheServiceStub(self._channel).ListPins
+        return tuple(map(convert.pin, (await self._read(method, cache_pb2.ListPinsRequest(), timeout)).pins))
+
+    async def quote(
+        self, prompt: Prompt | Messages, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Quote:
+        """What a request (a text, token ids or a conversation) would meet now; it does not run."""
+        message = generation_pb2.QuoteRequest(request=any_request(prompt, options))
+        return convert.quote(await self._read(self._generation.Quote, message, timeout))
 
     async def close(self) -> None:
         """Closes the connection; calls still running end with RequestCancelledError."""

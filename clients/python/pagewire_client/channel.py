@@ -17,6 +17,7 @@ import grpc
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _READS = {
     "pagewire.v1.GenerationService": ("Tokenize", "Detokenize", "GetRequest", "Quote", "CancelRequest"),
+    "pagewire.v1.CacheService": ("ExplainPrefix", "ListPins"),
     "pagewire.v1.ModelService": ("ListModels", "GetModel"),
     "pagewire.v1.AdminService": ("GetLoad", "ListWorkers"),
     "grpc.health.v1.Health": ("Check",),

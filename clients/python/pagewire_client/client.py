@@ -27,10 +27,12 @@ from .options import (
     chat_request,
     explain_prefix_request,
     fill_chat,
+    pin_request,
     prompt_options,
     text_request,
 )
-from .results import Decision, Event, Generation, HealthStatus, Load, Model, PageExplanation
+from .options import request as any_request
+from .results import Decision, Event, Generation, HealthStatus, Load, Model, PageExplanation, Pin, Quote
 from .resuming import Resumption, response_of
 
 if TYPE_CHECKING:
@@ -226,6 +228,39 @@ class Client:
         return int(
             self._call(CacheServiceStub(self._channel).WarmPrefix, message, timeout or self._timeout).cached_tokens
         )
+
+    def pin_prefix(
+        self,
+        prompt: Prompt | Messages,
+        *,
+        ttl_seconds: float,
+        cache_salt: str = "",
+        timeout: float | None = None,
+    ) -> Pin:
+        """Keeps the full pages of a prompt cached for so long; they are computed if they are not there.
+
+        Raises: InvalidRequestError; ResourceExhaustedError where pins may keep no more.
+        """
+        message = pin_request(prompt, ttl_seconds, cache_salt)
+        method = CacheServiceStub(self._channel).PinPrefix
+        return convert.pin(self._call(method, message, timeout or self._timeout).pin)
+
+    def unpin_prefix(self, pin_id: str, *, timeout: float | None = None) -> None:
+        """Ends a pin. Raises: NotFoundError."""
+        message = cache_pb2.UnpinPrefixRequest(pin_id=pin_id)
+        self._read(CacheServiceStub(self._channel).UnpinPrefix, message, timeout)
+
+    def pins(self, *, timeout: float | None = None) -> tuple[Pin, ...]:
+        """The caller's pins."""
+        method = CacheServiceStub(self._channel).ListPins
+        return tuple(map(convert.pin, self._read(method, cache_pb2.ListPinsRequest(), timeout).pins))
+
+    def quote(
+        self, prompt: Prompt | Messages, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Quote:
+        """What a request (a text, token ids or a conversation) would meet now; it does not run."""
+        message = generation_pb2.QuoteRequest(request=any_request(prompt, options))
+        return convert.quote(self._read(self._generation.Quote, message, timeout))
 
     def close(self) -> None:
         """Closes the connection; calls still running end with RequestCancelledError."""

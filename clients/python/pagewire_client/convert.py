@@ -170,6 +170,21 @@ def pages(message: cache_pb2.ExplainPrefixResponse) -> tuple[results.PageExplana
     )
 
 
+def pin(message: cache_pb2.Pin) -> results.Pin:
+    """A pin."""
+    return results.Pin(pin_id=message.pin_id, num_pages=message.num_pages, ttl_seconds=message.ttl_ms / 1000)
+
+
+def quote(message: generation_pb2.QuoteResponse) -> results.Quote:
+    """What a request would meet."""
+    return results.Quote(
+        prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
+        queue_seconds=message.queue_seconds if message.HasField("queue_seconds") else None,
+        first_token_seconds=message.first_token_seconds if message.HasField("first_token_seconds") else None,
+    )
+
+
 def decisions(message: admin_pb2.ExplainRequestResponse) -> tuple[results.Decision, ...]:
     """What was decided about a request."""
     return tuple(

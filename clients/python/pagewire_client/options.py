@@ -135,13 +135,31 @@ def fill_chat(chat: pb.Chat, messages: Messages, options: Mapping[str, Any]) -> 
         chat.template_variables[name] = json.dumps(value)
 
 
+def request(prompt: Prompt | Messages, options: Mapping[str, Any]) -> pb.GenerateRequest:
+    """A request for a text, token ids or a conversation. Raises: InvalidRequestError, TypeError."""
+    if _is_chat(prompt):
+        return chat_request(cast(Messages, prompt), options)
+    return text_request(cast(Prompt, prompt), options)
+
+
+def _is_chat(prompt: Prompt | Messages) -> bool:
+    return not isinstance(prompt, str) and bool(prompt) and not isinstance(prompt[0], int)
+
+
+def pin_request(prompt: Prompt | Messages, ttl_seconds: float, cache_salt: str) -> cache_pb2.PinPrefixRequest:
+    """What to pin. Raises: InvalidRequestError."""
+    message = cache_pb2.PinPrefixRequest(prefix=explain_prefix_request(prompt, cache_salt).prefix)
+    _set(message, "ttl_ms", int(ttl_seconds * 1000), "ttl_ms")
+    return message
+
+
 def explain_prefix_request(prompt: Prompt | Messages, cache_salt: str) -> cache_pb2.ExplainPrefixRequest:
     """The question about a prompt's pages. Raises: InvalidRequestError."""
     message = cache_pb2.ExplainPrefixRequest()
     prefix = message.prefix
     if isinstance(prompt, str):
         prefix.text = prompt
-    elif prompt and not isinstance(prompt[0], int):
+    elif _is_chat(prompt):
         fill_chat(prefix.chat, cast(Messages, prompt), {})
     else:
         prefix.token_ids.SetInParent()

@@ -266,6 +266,25 @@ class PageExplanation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A prefix that is kept cached: the pages held now, on the worker that has most of them, and the time left."""
+
+    pin_id: str
+    num_pages: int
+    ttl_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What a request would meet now. Times until it begins and until its first token; None: nothing was measured."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    queue_seconds: float | None
+    first_token_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """One decision of the scheduler about a request: when, in which step (0: none), what and why."""
 

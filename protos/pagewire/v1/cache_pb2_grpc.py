@@ -79,7 +79,9 @@ class CacheServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PinPrefix(self, request, context):
-        """Keeps a prefix cached for some time, within the tenant's budget.
+        """Keeps the full pages of a prefix cached for some time, on every worker that has computed them; computes them on one if
+        need be. INVALID_ARGUMENT for a prefix that does not fill a page; RESOURCE_EXHAUSTED when pins, or those of the tenant,
+        would keep more pages than they may.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,7 +109,7 @@ class CacheServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """Drops every unreferenced cached page. Needs the role `admin`.
+        """Drops every cached page that is neither in use nor pinned. Needs the role `admin`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -138,7 +138,8 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Quote(self, request, context):
-        """Predicts cached tokens, queueing and time to first token of a request; nothing runs.
+        """Predicts cached tokens, queueing and time to first token of a request; nothing runs. Errors are those of Generate, but
+        for full queues and quotas.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import PagewireError
-from . import access, demo, gateway, generation, queries, serving
+from . import access, demo, gateway, generation, prefixes, queries, serving
 from .failures import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, error_line, exit_code
 from .flags import Role, help_text
 from .top import top
@@ -79,6 +79,10 @@ app.command()(generation.chat)
 app.command()(queries.models)
 app.command()(queries.health)
 app.command()(queries.explain)
+app.command()(prefixes.quote)
+app.command()(prefixes.pin)
+app.command()(prefixes.pins)
+app.command()(prefixes.unpin)
 app.command()(queries.drain)
 app.command()(top)
 app.command()(queries.fetch)

@@ -102,6 +102,7 @@ FLAGS: tuple[Flag, ...] = (
             "max-queued-tokens": "most tokens of all that wait; 0: no limit (default 67108864)",
             "target-inter-token-ms": "how long a step may keep running streams waiting; 0: no limit (default 0)",
             "page-watermark": "share of a worker's pages left to running requests (default 0.01)",
+            "pin-share": "share of a worker's pages that pins may keep (default 0.25)",
             "scheduling-policy": "order of waiting requests: fcfs, priority or sjf (default priority)",
             "aging-seconds": "longest time that a deadline or a length holds a request back (default 300)",
             "tenant-fairness": "share the workers among tenants (default on)",

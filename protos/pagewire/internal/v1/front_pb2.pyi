@@ -191,7 +191,7 @@ class Scanned(_message.Message):
     def __init__(self, key: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Query(_message.Message):
-    __slots__ = ("query_id", "tenant", "load", "workers", "cancel_request_id", "get_request_id", "drain_ms", "explain_request_id", "explain_prefix", "drain", "update_limits", "remove_worker_id", "reset_prefix_cache")
+    __slots__ = ("query_id", "tenant", "load", "workers", "cancel_request_id", "get_request_id", "drain_ms", "explain_request_id", "explain_prefix", "drain", "update_limits", "remove_worker_id", "reset_prefix_cache", "quote", "pin_prefix", "unpin_id", "list_pins")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +205,10 @@ class Query(_message.Message):
     UPDATE_LIMITS_FIELD_NUMBER: _ClassVar[int]
     REMOVE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RESET_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    QUOTE_FIELD_NUMBER: _ClassVar[int]
+    PIN_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    UNPIN_ID_FIELD_NUMBER: _ClassVar[int]
+    LIST_PINS_FIELD_NUMBER: _ClassVar[int]
     query_id: int
     tenant: str
     load: bool
@@ -218,7 +222,21 @@ class Query(_message.Message):
     update_limits: _admin_pb2.UpdateLimitsRequest
     remove_worker_id: str
     reset_prefix_cache: bool
-    def __init__(self, query_id: _Optional[int] = ..., tenant: _Optional[str] = ..., load: _Optional[bool] = ..., workers: _Optional[bool] = ..., cancel_request_id: _Optional[str] = ..., get_request_id: _Optional[str] = ..., drain_ms: _Optional[int] = ..., explain_request_id: _Optional[str] = ..., explain_prefix: _Optional[_Union[PrefixQuestion, _Mapping]] = ..., drain: _Optional[bool] = ..., update_limits: _Optional[_Union[_admin_pb2.UpdateLimitsRequest, _Mapping]] = ..., remove_worker_id: _Optional[str] = ..., reset_prefix_cache: _Optional[bool] = ...) -> None: ...
+    quote: Submit
+    pin_prefix: PinQuestion
+    unpin_id: str
+    list_pins: bool
+    def __init__(self, query_id: _Optional[int] = ..., tenant: _Optional[str] = ..., load: _Optional[bool] = ..., workers: _Optional[bool] = ..., cancel_request_id: _Optional[str] = ..., get_request_id: _Optional[str] = ..., drain_ms: _Optional[int] = ..., explain_request_id: _Optional[str] = ..., explain_prefix: _Optional[_Union[PrefixQuestion, _Mapping]] = ..., drain: _Optional[bool] = ..., update_limits: _Optional[_Union[_admin_pb2.UpdateLimitsRequest, _Mapping]] = ..., remove_worker_id: _Optional[str] = ..., reset_prefix_cache: _Optional[bool] = ..., quote: _Optional[_Union[Submit, _Mapping]] = ..., pin_prefix: _Optional[_Union[PinQuestion, _Mapping]] = ..., unpin_id: _Optional[str] = ..., list_pins: _Optional[bool] = ...) -> None: ...
+
+class PinQuestion(_message.Message):
+    __slots__ = ("pin_id", "ttl_ms", "page_hashes")
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_HASHES_FIELD_NUMBER: _ClassVar[int]
+    pin_id: str
+    ttl_ms: int
+    page_hashes: bytes
+    def __init__(self, pin_id: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., page_hashes: _Optional[bytes] = ...) -> None: ...
 
 class PrefixQuestion(_message.Message):
     __slots__ = ("prompt_token_ids", "page_hashes", "root_hash", "unsalted_root")
@@ -419,15 +437,17 @@ class RequestEnded(_message.Message):
     def __init__(self, reason: _Optional[_Union[EndReason, str]] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., worker_id: _Optional[str] = ..., retry_ms: _Optional[int] = ..., stage: _Optional[str] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("query_id", "response", "code", "message", "field")
+    __slots__ = ("query_id", "response", "code", "message", "field", "reason")
     QUERY_ID_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FIELD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     query_id: int
     response: bytes
     code: int
     message: str
     field: str
-    def __init__(self, query_id: _Optional[int] = ..., response: _Optional[bytes] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, query_id: _Optional[int] = ..., response: _Optional[bytes] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
