@@ -27,13 +27,11 @@ from scheduler_svc.front.endings import (
 )
 from scheduler_svc.front.errors import FrontError, UnavailableError
 from scheduler_svc.front.logprobs import MAX_POSITIONS, PromptLogprobs
-from scheduler_svc.front.output import Output
+from scheduler_svc.front.output import TOLD_TOKENS, Output
 from scheduler_svc.front.prepared_request import PreparedRequest
 from scheduler_svc.front.scheduler_link import SchedulerLink
 
 MAX_PENDING_BYTES = 1024 * 1024
-SCAN_TOKENS = 32
-"""With stop strings, so many unread tokens are searched while the reader is busy: generation should stop."""
 GRACE_SECONDS = 0.01
 """How long a passed deadline waits for the scheduler to tell stage and usage."""
 
@@ -120,18 +118,19 @@ class LiveRequest:
 
     # From the link
 
-    def add_tokens(self, index: int, token_ids: Any) -> None:
-        """New tokens of one output."""
-        if index >= len(self._outputs) or self.is_over:
-            return
+    def adder(self, index: int) -> Callable[[int], None]:
+        """What takes the tokens of one output."""
+        return self._outputs[index].adder(self._hear) if index < len(self._outputs) else _drop
+
+    def _hear(self, output: Output) -> None:
+        """An output has tokens that nobody has taken."""
         if not self._has_tokens:
             self._has_tokens = True
             if self._prepared.span is not None:
                 self._prepared.span.first_token()
-        output = self._outputs[index]
-        output.append(token_ids)
         if self.reader.is_blocked or self.is_quiet:
-            if self._prepared.stops is not None and output.num_unread >= SCAN_TOKENS:
+            # With stop strings generation should stop, however long its reader takes.
+            if self._prepared.stops is not None and output.num_unread > TOLD_TOKENS:
                 self._scan(output)
             if self.reader.is_blocked and sum(each.pending_bytes for each in self._outputs) > MAX_PENDING_BYTES:
                 self.fail(slow_reader_error())
@@ -374,3 +373,7 @@ class LiveRequest:
 def _wake(waiter: "asyncio.Future[None]") -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+def _drop(token_id: int) -> None:
+    """Takes a token of an output that does not exist."""

@@ -169,15 +169,18 @@ class ManyStream:
 
     async def _write_all(self) -> None:
         guard = SlowReaderGuard(self._slow_reader_seconds, self._figures)
-        while self._entries or not self._is_read():
-            await self._woken.wait()
-            self._woken.clear()
-            while self._news:
-                self._reader_state.is_blocked = True
-                try:
-                    await guard.write(self._write, self._next_message())
-                finally:
-                    self._reader_state.is_blocked = False
+        try:
+            while self._entries or not self._is_read():
+                await self._woken.wait()
+                self._woken.clear()
+                while self._news:
+                    self._reader_state.is_blocked = True
+                    try:
+                        await guard.write(self._write, self._next_message())
+                    finally:
+                        self._reader_state.is_blocked = False
+        finally:
+            guard.close()
 
     def _is_read(self) -> bool:
         """Whether the caller has half-closed. Raises what broke the reading."""

@@ -10,7 +10,7 @@ character at the end is not searched for stop strings.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from scheduler_svc.front.detokenizer import Detokenizer
@@ -19,6 +19,8 @@ from scheduler_svc.front.stop_strings import StopMatcher
 
 MAX_PIECE_TOKENS = 8192
 """Most tokens decoded at once, so that messages stay far below what clients accept."""
+TOLD_TOKENS = 32
+"""While tokens are not taken, so many more are told of again."""
 
 
 class Output:
@@ -115,10 +117,21 @@ class Output:
         self._skips_tail = tail or finished
         self.was_finished = finished
 
-    def append(self, token_ids: Sequence[int]) -> None:
-        """New tokens from the scheduler. Those behind a stop string are dropped."""
-        if self.stop_string is None:
-            self._slot.extend(token_ids)
+    def adder(self, on_unread: Callable[["Output"], None]) -> Callable[[int], None]:
+        """What takes the scheduler's tokens one by one; those behind a stop string are dropped.
+
+        It tells of the first token that was not decoded yet, and of every TOLD_TOKENS more: all else that is to be done
+        for tokens is done then, and no more than this for each of them.
+        """
+
+        def add(token_id: int) -> None:
+            if self.stop_string is None:
+                slot = self._slot
+                slot.append(token_id)
+                if len(slot) % TOLD_TOKENS == 1:
+                    on_unread(self)
+
+        return add
 
     def append_logprobs(self, found: Any) -> None:
         """Log probabilities (RowLogprobs) of the next token that has none yet."""

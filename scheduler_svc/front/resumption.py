@@ -6,7 +6,7 @@ then a `LiveRequest` takes over and hears it in the same order, leaving out what
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from scheduler_svc.front.caller import CALLER
@@ -36,9 +36,9 @@ class Resumption:
         self._submit: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._key = link.resume(request.request_id, self, CALLER.get().tenant)
 
-    def add_tokens(self, index: int, token_ids: Sequence[int]) -> None:
-        """Tokens of one output, from its first on."""
-        self._heard.append(lambda live: live.add_tokens(index, token_ids))
+    def adder(self, index: int) -> Callable[[int], None]:
+        """Notes the tokens of one output, from its first on."""
+        return lambda token_id: self._heard.append(lambda live: live.adder(index)(token_id))
 
     def add_logprobs(self, index: int, found: Any) -> None:
         """A request that asks for them cannot be resumed."""

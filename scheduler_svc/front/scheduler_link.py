@@ -1,8 +1,8 @@
-"""The front's link to the scheduler: one DEALER, one reader task, one writer task.
+"""The front's link to the scheduler.
 
-The reader alone receives, for ever (a cancelled receive would lose a message), and hands tokens and events to the
-requests by key; nothing is queued per token. The writer alone sends: whatever was queued in one turn of the loop goes
-out as one frame. What a request does with its tokens is its own matter (`Sink`).
+Tokens and events are handed to the requests by key in the turn of the loop in which their frame came; nothing is queued
+per token. Whatever was queued for the scheduler in one turn of the loop goes out as one frame. What a request does with
+its tokens is its own matter (`Sink`).
 
 Sessions: a frame of another session than the known one means that the scheduler restarted: every live request fails,
 the front says hello again. Silence is counted in heartbeats of our own, so that a stopped or starved front does not
@@ -13,18 +13,17 @@ import asyncio
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import structlog
-import zmq
-import zmq.asyncio
 from google.protobuf.message import DecodeError
 from pagewire.internal.v1 import front_pb2
 
 from scheduler_svc.columns import ColumnError, read_ints, read_longs
 from scheduler_svc.front.errors import FrontError, Reason, UnavailableError, error_of_code
 from scheduler_svc.front.figures import Figures
+from scheduler_svc.front.link_socket import LinkSocket
 from scheduler_svc.messages import PROTOCOL_VERSION
 from scheduler_svc.output_key import front_key_and_index
 
@@ -34,8 +33,6 @@ HEARTBEAT_SECONDS = 0.5
 MAX_SILENT_HEARTBEATS = 10
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 """A frame is closed once it is larger; a single prompt may make it larger still."""
-MAX_RECEIVED_BYTES = 256 * 1024 * 1024
-HIGH_WATER_MARK = 1000
 QUERY_SECONDS = 5.0
 NOT_FOUND = 5
 """Of google.rpc.Code."""
@@ -44,8 +41,8 @@ NOT_FOUND = 5
 class Sink(Protocol):
     """A live request, as the link sees it. None of the calls may block or raise."""
 
-    def add_tokens(self, index: int, token_ids: Sequence[int]) -> None:
-        """New tokens of one output."""
+    def adder(self, index: int) -> Callable[[int], None]:
+        """What takes the token ids of one output, one by one."""
 
     def add_logprobs(self, index: int, found: Any) -> None:
         """A pagewire.internal.v1.RowLogprobs of one output's next token, or of the prompt."""
@@ -80,41 +77,34 @@ class SchedulerLink:
         self._next_key = 0
         self._next_query = 0
         self._sinks: dict[int, Sink] = {}
+        self._adders: dict[int, Callable[[int], None]] = {}
+        """By output key, of the outputs that got tokens."""
+        self._names: dict[int, list[int]] = {}
+        """The output keys of each request in `_adders`."""
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._outgoing: deque[tuple[str, Any, int]] = deque()
-        self._wake = asyncio.Event()
-        self._context = zmq.asyncio.Context()
-        self._socket = self._open(endpoint)
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def _open(self, endpoint: str) -> zmq.asyncio.Socket:
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_RECEIVED_BYTES)
-        # Frames wait here, where they can still be merged or dropped, not in a pipe to nobody.
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        socket.setsockopt(zmq.ROUTING_ID, b"F" + self._front_id.to_bytes(8, "little"))
-        socket.connect(endpoint)
-        return socket
+        self._socket = LinkSocket(
+            endpoint, b"F" + self._front_id.to_bytes(8, "little"), on_frame=self._read, on_room=self._write
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writes_soon = False
+        self._beating: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts the tasks of the link; says hello at once."""
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(part()) for part in (self._read, self._write, self._beat)]
-        self._wake.set()
+        """Reads and writes from now on; says hello at once."""
+        self._loop = asyncio.get_running_loop()
+        self._beating = self._loop.create_task(self._beat())
+        self._socket.start()
+        self._write_soon()
 
     async def close(self) -> None:
         """Ends the link; live requests fail."""
         self.fail_all(self._gone())
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._loop = None
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
         self._socket.close()
-        self._context.term()
 
     @property
     def num_live(self) -> int:
@@ -145,12 +135,15 @@ class SchedulerLink:
 
     def hand_over(self, key: int, sink: Sink) -> int:
         """From now on another sink hears of the key."""
+        self.forget(key)
         self._sinks[key] = sink
         return key
 
     def forget(self, key: int) -> None:
         """Nothing more is wanted for the key."""
         self._sinks.pop(key, None)
+        for name in self._names.pop(key, ()):
+            del self._adders[name]
 
     def cancel(self, key: int, *, deadline: bool = False, broken: bool = False, code: int = 0) -> None:
         """Asks the scheduler to end a request; if its stream is `broken`, only unless it can be resumed. `code` is what
@@ -193,23 +186,29 @@ class SchedulerLink:
 
     def _queue(self, field: str, message: Any, size: int) -> None:
         self._outgoing.append((field, message, size))
-        self._wake.set()
+        self._write_soon()
 
-    async def _write(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while (frame := self._next_frame()) is not None:
-                await self._socket.send(frame)
+    def _write_soon(self) -> None:
+        """Writes when all that this turn of the loop has to say is queued."""
+        if self._loop is not None and not self._writes_soon:
+            self._writes_soon = True
+            self._loop.call_soon(self._write)
 
-    def _next_frame(self) -> bytes | None:
-        """One frame of what is queued; None if nothing may be sent now."""
+    def _write(self) -> None:
+        self._writes_soon = False
+        while self._loop is not None and self._has_something() and self._socket.has_room():
+            self._socket.send(self._next_frame())
+
+    def _has_something(self) -> bool:
+        """Whether a frame could be made of what waits."""
+        return self._says_hello or bool(self._outgoing and self._session)
+
+    def _next_frame(self) -> bytes:
+        """One frame of what is queued."""
         if self._says_hello:
             self._says_hello = False
             hello = front_pb2.FrontHello(protocol_version=PROTOCOL_VERSION, pid=os.getpid())
             return front_pb2.FrontFrame(front_id=self._front_id, hello=hello).SerializeToString()
-        if not self._outgoing or not self._session:
-            return None
         frame = front_pb2.FrontFrame(session=self._session, front_id=self._front_id)
         size = 0
         while self._outgoing and size < MAX_FRAME_BYTES:
@@ -225,26 +224,24 @@ class SchedulerLink:
             self._silent += 1
             if not self._session:
                 self._says_hello = True
-                self._wake.set()
+                self._write_soon()
             elif self._silent > MAX_SILENT_HEARTBEATS:
                 log.error("scheduler_silent")
                 self._lose()
             # Never waits: a scheduler that takes no frames hears of us by those that wait already.
-            elif not self._outgoing and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+            elif not self._outgoing and self._socket.has_room():
                 frame = front_pb2.FrontFrame(session=self._session, front_id=self._front_id, heartbeat=True)
                 frame.MergeFrom(front_pb2.FrontFrame(figures=self.figures.take()))
-                await self._socket.send(frame.SerializeToString())
+                self._socket.send(frame.SerializeToString())
 
     # Receiving
 
-    async def _read(self) -> None:
-        while True:
-            parts = await self._socket.recv_multipart()
-            self._silent = 0
-            try:
-                self._apply(front_pb2.SchedulerToFrontFrame.FromString(parts[-1]))
-            except (DecodeError, ColumnError) as error:
-                log.error("frame_unreadable", error=type(error).__name__)
+    def _read(self, content: bytes) -> None:
+        self._silent = 0
+        try:
+            self._apply(front_pb2.SchedulerToFrontFrame.FromString(content))
+        except (DecodeError, ColumnError) as error:
+            log.error("frame_unreadable", error=type(error).__name__)
 
     def _apply(self, frame: Any) -> None:
         if frame.HasField("refusal"):
@@ -277,7 +274,7 @@ class SchedulerLink:
             self._lose()
         if not frame.HasField("service"):
             self._says_hello = True
-            self._wake.set()
+            self._write_soon()
             return False
         self._session = frame.session
         session, keys = self._orphans
@@ -285,7 +282,7 @@ class SchedulerLink:
             # It was only silent: it still runs the requests that failed here.
             for key in keys:
                 self.cancel(key, broken=True)
-        self._wake.set()
+        self._write_soon()
         return True
 
     def _apply_tokens(self, tokens: Any) -> None:
@@ -293,12 +290,20 @@ class SchedulerLink:
         token_ids = read_ints(tokens.token_ids, "token_ids")
         if len(keys) != len(token_ids):
             raise ColumnError("the columns of tokens do not fit one another")
-        sink_of = self._sinks.get
-        for output, token_id in zip(keys, token_ids, strict=True):
-            key, index = front_key_and_index(output)
-            sink = sink_of(key)
-            if sink is not None:
-                sink.add_tokens(index, (token_id,))
+        adders = self._adders
+        for output, token_id in zip(keys, token_ids):  # noqa: B905 (compared above)
+            add = adders.get(output) or self._adder(output)
+            add(token_id)
+
+    def _adder(self, output: int) -> Callable[[int], None]:
+        """What takes the tokens of an output that had none before, or of one that nobody waits for."""
+        key, index = front_key_and_index(output)
+        sink = self._sinks.get(key)
+        if sink is None:
+            return _drop
+        add = self._adders[output] = sink.adder(index)
+        self._names.setdefault(key, []).append(output)
+        return add
 
     def _lose(self) -> None:
         """Forgets the session: live requests fail, the front says hello again."""
@@ -310,7 +315,7 @@ class SchedulerLink:
         # What the failed requests queued belongs to the old session too.
         self._outgoing.clear()
         self._says_hello = True
-        self._wake.set()
+        self._write_soon()
 
     def fail_all(self, error: FrontError) -> None:
         """Every live request and question ends with this error."""
@@ -322,3 +327,7 @@ class SchedulerLink:
 
     def _gone(self) -> FrontError:
         return UnavailableError("the scheduler cannot be reached", reason=Reason.SCHEDULER_LOST.value, retry_ms=1000)
+
+
+def _drop(token_id: int) -> None:
+    """Takes a token that nobody waits for."""

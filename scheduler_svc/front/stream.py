@@ -56,15 +56,19 @@ def _look_at(headers: "asyncio.Future[None]") -> None:
 
 
 class SlowReaderGuard:
-    """Bounds how long one write may take, without a task or a wrapper a message: it cancels the writing task.
+    """Bounds how long one write may take, without a task, a wrapper or a timer a message: it cancels the writing task.
 
-    The interruption is told from the caller's own cancellation by `error`.
+    The interruption is told from the caller's own cancellation by `error`. A timer looks after the write under way;
+    one that fires early for it is set anew, so that most writes set none.
     """
 
     def __init__(self, seconds: float, figures: Figures) -> None:
         self._seconds = seconds
         self._figures = figures
         self._task = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        self._began: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.error: FrontError | None = None
 
     async def write(self, write: Write, message: Any) -> None:
@@ -72,9 +76,9 @@ class SlowReaderGuard:
 
         Raises: FrontError if the caller does not take it in time, or `interrupt` was called meanwhile.
         """
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        timer = loop.call_at(began + self._seconds, self.interrupt, slow_reader_error())
+        began = self._began = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_at(began + self._seconds, self._look)
         try:
             await write(message)
         except asyncio.CancelledError:
@@ -82,10 +86,25 @@ class SlowReaderGuard:
                 raise
             raise self.error from None
         finally:
-            timer.cancel()
-            seconds = loop.time() - began
+            self._began = None
+            seconds = self._loop.time() - began
             if seconds >= LEAST_STALL_SECONDS:
                 self._figures.stalled(seconds)
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._began is None:
+            return
+        due = self._began + self._seconds
+        if self._loop.time() >= due:
+            self.interrupt(slow_reader_error())
+        else:
+            self._timer = self._loop.call_at(due, self._look)
 
     def interrupt(self, error: FrontError) -> None:
         """Ends the write under way with an error."""
@@ -109,14 +128,21 @@ class StreamWriter:
 
         Raises: FrontError if the request ended with one.
         """
+        self._live.on_failure = self._on_failure
+        try:
+            await self._write_all()
+        finally:
+            self._guard.close()
+
+    async def _write_all(self) -> None:
         live, loop = self._live, asyncio.get_running_loop()
-        live.on_failure = self._on_failure
         while not live.is_taken:
             until = loop.time() + HEARTBEAT_SECONDS if self._heartbeats else None
             if not await live.wait(until):
                 await self._send(generation_pb2.GenerateResponse(request_id=live.request_id, heartbeat={}))
                 continue
-            await self._hold_back()
+            if live.max_delay_seconds:
+                await self._hold_back()
             for event in live.take():
                 await self._send(event)
 
@@ -124,7 +150,7 @@ class StreamWriter:
         """Waits until as much time has passed since the last message as the caller allows."""
         live = self._live
         until = self._last_write + live.max_delay_seconds
-        if live.max_delay_seconds and self._last_write and asyncio.get_running_loop().time() < until:
+        if self._last_write and asyncio.get_running_loop().time() < until:
             await live.pause(until)
 
     async def _send(self, message: Any) -> None:
@@ -133,7 +159,8 @@ class StreamWriter:
             await self._guard.write(self._write, message)
         finally:
             self._live.reader.is_blocked = False
-        self._last_write = asyncio.get_running_loop().time()
+        if self._live.max_delay_seconds:
+            self._last_write = asyncio.get_running_loop().time()
 
     def _on_failure(self, error: FrontError) -> None:
         """The request failed: a write that waits for its reader must not hold the status back."""

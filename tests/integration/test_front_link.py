@@ -22,8 +22,11 @@ class Numbers:
         self.changed = asyncio.Event()
         self.error: FrontError | None = None
 
-    def add_tokens(self, index: int, token_ids: "array[int]") -> None:
-        self.token_ids.extend(token_ids)
+    def adder(self, index: int) -> Callable[[int], None]:
+        return self.add
+
+    def add(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
         self.changed.set()
 
     def apply(self, event: Any) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import time
-from array import array
 from typing import Any
 
 import pytest
@@ -137,7 +136,9 @@ def test_dtk_06_stop_string_sees_the_text_of_byte_pieces() -> None:
         stop_token_ids=frozenset(),
         include_stop=False,
     )
-    output.append(array("i", ids_of(tokenizer, ["a", "<0x0A>", "b"])))
+    add = output.adder(lambda output: None)
+    for token_id in ids_of(tokenizer, ["a", "<0x0A>", "b"]):
+        add(token_id)
     text, token_ids = output.take()
     assert (text, len(token_ids), output.stop_string, output.num_to_stop) == ("a", 2, "\n", 2)
 
