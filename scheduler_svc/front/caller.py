@@ -3,6 +3,7 @@
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 
 class Role(Enum):
@@ -34,6 +35,16 @@ class Caller:
     tenant: str = ""
     role: Role = Role.USER
     limits: TenantLimits = UNLIMITED
+
+
+REQUEST_ID = "x-request-id"
+MAX_ECHO_CHARS = 256
+
+
+def echo(context: Any) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata that tells a caller its own name of a call, if it gave one."""
+    metadata = context.invocation_metadata() or ()
+    return tuple(entry for entry in metadata if entry[0] == REQUEST_ID and len(entry[1]) <= MAX_ECHO_CHARS)[:1]
 
 
 NOBODY = Caller()

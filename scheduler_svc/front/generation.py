@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagewire.v1 import generation_pb2, generation_pb2_grpc
 
-from scheduler_svc.front.caller import CALLER
+from scheduler_svc.front.caller import CALLER, echo
 from scheduler_svc.front.errors import InvalidRequestError
 from scheduler_svc.front.in_flight import InFlight
 from scheduler_svc.front.live_request import LiveRequest
@@ -65,7 +65,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
             self._tracing.enter(context.invocation_metadata() or ())
         with self._in_flight.call():
             yield
-        context.set_trailing_metadata(self._load_report.trailers)
+        context.set_trailing_metadata((*self._load_report.trailers, *echo(context)))
 
     async def Generate(self, request: Any, context: Any) -> None:
         """One request, streamed."""

@@ -16,6 +16,7 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc.aio import AbortError, ServicerContext
 
+from scheduler_svc.front.caller import echo
 from scheduler_svc.front.errors import FrontError, InternalError, InvalidRequestError, forget_frames
 
 log = structlog.get_logger("pagewire.front")
@@ -125,9 +126,10 @@ async def _end(error: BaseException, context: ServicerContext[Any, Any], method:
     # What ends the call lives on in a cycle until the collector comes by; the request, of megabytes, must not.
     forget_frames(error)
     status = error if isinstance(error, FrontError) else InternalError()
+    trailers = (*status.trailers(), *echo(context))
     try:
         await asyncio.wait_for(
-            context.abort(status.code, status.to_status().message, trailing_metadata=status.trailers()), ABORT_SECONDS
+            context.abort(status.code, status.to_status().message, trailing_metadata=trailers), ABORT_SECONDS
         )
     except AbortError:
         if not isinstance(error, FrontError):

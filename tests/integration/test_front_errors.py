@@ -334,6 +334,17 @@ async def test_tpl_02_chats() -> None:
         )
 
 
+async def test_a_callers_name_of_a_call_comes_back() -> None:
+    async with front_stack() as stack:
+        request, named = pb.GenerateOnceRequest(request=request_for()), (("x-request-id", "mine"),)
+        call = stack.generation.GenerateOnce(request, metadata=named)
+        assert dict(await call.trailing_metadata())["x-request-id"] == "mine"
+        error = await failure(stack.generation.GetRequest(pb.GetRequestRequest(), metadata=named))
+        assert dict(error.trailing_metadata())["x-request-id"] == "mine"
+        call = stack.generation.GenerateOnce(request, metadata=(("x-request-id", "x" * 257),))
+        assert "x-request-id" not in dict(await call.trailing_metadata())
+
+
 async def test_admin_answers_on_the_internal_port_alone() -> None:
     async with front_stack(internal_port=0) as stack:
         public = admin_pb2_grpc.AdminServiceStub(stack.channel)

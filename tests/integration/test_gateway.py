@@ -1,6 +1,7 @@
 """The OpenAI-compatible gateway, asked by OpenAI's own client, in front of the whole product with a scripted worker."""
 
 import asyncio
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -182,6 +183,61 @@ def test_a_header_that_is_no_metadata_is_refused_by_name(gateway: GatewayProcess
     with pytest.raises(urllib.error.HTTPError) as wrong:
         post(gateway, b'{"model": "toy", "prompt": "abc"}', {name: "\u00e4"})
     assert error_of(wrong.value, 400)["param"] == name
+
+
+def test_a_body_in_chunks_may_not_be_larger_either(gateway: GatewayProcess) -> None:
+    host, _, port = gateway.url.removeprefix("http://").rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    pieces = [b" " * (1 << 20)] * 16 + [b"x"]
+    connection.request("POST", "/v1/completions", iter(pieces), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["error"]["type"]) == (413, "invalid_request_error")
+    connection.close()
+
+
+def test_a_requests_id_is_the_callers_and_told_in_every_answer(client: openai.OpenAI, stack: ScriptedStack) -> None:
+    named = {"X-Request-Id": "mine"}
+    for streams in (False, True):
+        raw = client.completions.with_raw_response.create(
+            model="toy", prompt=["abc", "abc"], max_tokens=2, stream=streams, extra_headers=named
+        )
+        assert raw.headers["x-request-id"] == "mine"
+        if streams:
+            assert {chunk.id for chunk in raw.parse()} == {"cmpl-mine"}
+        assert len(stack.client.explain("mine")) == len(stack.client.explain("mine-1")) > 0
+    unnamed = client.completions.with_raw_response.create(model="toy", prompt="abc", max_tokens=2)
+    assert stack.client.explain(unnamed.headers["x-request-id"])
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="toy", prompt="abc", temperature=-1, extra_headers=named)
+    assert refused.value.request_id == "mine"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="toy", prompt="abc", extra_headers={"X-Request-Id": "x" * 257})
+    assert refused.value.param == "request_id"
+
+
+def test_messages_without_content_and_calls_of_tools_are_text(client: openai.OpenAI, stack: ScriptedStack) -> None:
+    """As histories have them; what was called is not lost."""
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    history: list[Any] = [
+        *GREETING,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": None},
+        {"role": "tool", "tool_call_id": "1", "content": "a wall"},
+    ]
+    said = [
+        *GREETING,
+        *(
+            {"role": role, "content": text}
+            for role, text in (
+                ("assistant", r'{"name":"look","arguments":"{\"at\": 1}"}'),
+                ("assistant", ""),
+                ("tool", "a wall"),
+            )
+        ),
+    ]
+    answer = client.chat.completions.create(model="toy", messages=history, max_completion_tokens=2)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(stack.client.tokenize(said))
 
 
 def test_no_such_route_or_method(gateway: GatewayProcess) -> None:

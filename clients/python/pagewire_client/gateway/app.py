@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from .failures import BadRequestError, bad_body, bad_request, body_of, http_fail
 from .upstream import Upstream
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
+REQUEST_ID = "x-request-id"
 
 
 def make_app(connect: Callable[[], Upstream]) -> FastAPI:
@@ -60,10 +62,15 @@ async def _complete(body: CompletionBody, request: Request) -> Response:
 
 
 async def _answer(request: Request, body: Sampled, dialect: Dialect, messages: list[Any]) -> Response:
-    if not body.stream:
-        return await whole(request, dialect, messages)
-    with_usage = body.stream_options is not None and body.stream_options.include_usage
-    return await streamed(dialect, messages, with_usage=with_usage)
+    request_id = request.state.request_id = request.headers.get(REQUEST_ID) or uuid.uuid4().hex
+    for index, message in enumerate(messages):
+        message.request_id = f"{request_id}-{index}" if index else request_id
+    if body.stream:
+        with_usage = body.stream_options is not None and body.stream_options.include_usage
+        response = await streamed(dialect, messages, with_usage=with_usage)
+    else:
+        response = await whole(request, dialect, messages)
+    return _named(request, response)
 
 
 async def _models(request: Request) -> dict[str, Any]:
@@ -94,7 +101,15 @@ def _upstream(request: Request) -> tuple[Upstream, tuple[tuple[str, str], ...]]:
 
 
 def _handler(answer: Callable[[Any], Response]) -> Callable[[Request, Exception], Response]:
-    return lambda request, error: answer(error)
+    return lambda request, error: _named(request, answer(error))
+
+
+def _named(request: Request, response: Response) -> Response:
+    """An answer that tells the request's id, if it has one."""
+    request_id = getattr(request.state, "request_id", None)
+    if request_id is not None:
+        response.headers[REQUEST_ID] = request_id
+    return response
 
 
 class _Bounded:
@@ -108,18 +123,18 @@ class _Bounded:
             await self._app(scope, receive, send)
             return
         length = dict(scope["headers"]).get(b"content-length", b"0")
+        message = f"the body has more than {MAX_BODY_BYTES} bytes"
         if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-            message = f"the body has more than {MAX_BODY_BYTES} bytes"
             await JSONResponse(body_of(message, "invalid_request_error"), 413)(scope, receive, send)
             return
         num_received = 0
 
         async def bounded() -> Any:
             nonlocal num_received
-            message = await receive()
-            num_received += len(message.get("body", b""))
+            part = await receive()
+            num_received += len(part.get("body", b""))
             if num_received > MAX_BODY_BYTES:
-                return {"type": "http.disconnect"}
-            return message
+                raise HTTPException(413, message)
+            return part
 
         await self._app(scope, bounded, send)

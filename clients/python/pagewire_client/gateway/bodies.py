@@ -89,16 +89,32 @@ class TextPart(BaseModel):
     text: str
 
 
+class CalledFunction(BaseModel):
+    """What a model asked for."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(BaseModel):
+    """A call of a tool, in an earlier answer."""
+
+    function: CalledFunction
+
+
 class Message(BaseModel):
     """One message of a conversation."""
 
     role: str
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = None
 
     @property
     def text(self) -> str:
-        """All of it."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        """All of it; calls of tools, which are part of the text where models write them, as a line of JSON each."""
+        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content or ()]
+        calls = [call.function.model_dump_json() for call in self.tool_calls or ()]
+        return "\n".join([text for text in ("".join(parts),) if text] + calls)
 
 
 class ChatBody(Sampled):
