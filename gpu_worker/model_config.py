@@ -13,6 +13,7 @@ from gpu_worker.errors import ModelLoadError
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """One decoder with small differences: Qwen2 has biases on query, key and value, Qwen3 norms their heads."""
+DTYPES = ("float32", "float16", "bfloat16")
 ROPE_KINDS = ("default", "linear", "llama3")
 MAX_HEAD_DIM = 256
 MAX_LAYERS = 1024
@@ -101,7 +102,7 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     else:
         head_dim = hidden // heads
     max_positions = _count(config, "max_position_embeddings", 2048)
-    bias = bool(config.get("attention_bias", False))
+    bias = _switch(config, "attention_bias")
     return ModelConfig(
         architecture=architecture,
         hidden_size=hidden,
@@ -117,9 +118,9 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         attention_bias=bias or architecture == "Qwen2ForCausalLM",
         output_bias=bias and architecture != "Qwen2ForCausalLM",
         qk_norm=architecture == "Qwen3ForCausalLM",
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch."),
+        mlp_bias=_switch(config, "mlp_bias"),
+        tie_word_embeddings=_switch(config, "tie_word_embeddings"),
+        dtype=_dtype(config),
     )
 
 
@@ -135,14 +136,34 @@ def _refuse_foreign(config: Mapping[str, Any], architecture: str) -> None:
         raise ModelLoadError("config: auto_map asks for code from the checkpoint; code from checkpoints is never run")
     is_qwen = architecture.startswith("Qwen")
     window = config.get("sliding_window", 4096 if architecture == "MistralForCausalLM" else None)
-    if window is not None and config.get("use_sliding_window", not is_qwen):
+    if window is not None and _switch(config, "use_sliding_window", not is_qwen):
         raise ModelLoadError(f"config: sliding_window {window} is not supported")
-    if set(config.get("layer_types") or ()) - {"full_attention"}:
+    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
         raise ModelLoadError("config: layer_types other than full_attention are not supported")
     if config.get("hidden_act", "silu") != "silu":
         raise ModelLoadError(f"config: hidden_act {config['hidden_act']!r} is not supported; supported: silu")
     if _number(config, "partial_rotary_factor", 1.0) != 1.0:
         raise ModelLoadError(f"config: partial_rotary_factor {config['partial_rotary_factor']} is not supported")
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    name = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    value = config.get(name)
+    if value is None:
+        return ""
+    dtype = str(value).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ModelLoadError(f"config: {name} {value!r} is not supported; supported: {', '.join(DTYPES)}")
+    return dtype
+
+
+def _switch(config: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise ModelLoadError(f"config: {name} is {value!r}; true or false is needed")
+    return value
 
 
 def _count(config: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -122,6 +122,7 @@ def build(config: "WorkerConfig", warn: Callable[[str], None], group: RankGroup 
     num_copied = _keep_float_copies(config, model, device, free_before)
     page = PageShape.of(model.config, config.page_size, kv_dtype)
     limits = _size_pool(config, model, kernels, card, page, device, free_before)
+    _say_what_is_used(config.kv_cache_memory_bytes, limits, page, warn)
     kv_pages = allocate_pages(limits.num_pages, page, device)
     runner = ModelRunner(model, kernels, kv_pages, limits, device, _grammar_vocabulary(card, warn))
     warm_up(runner)
@@ -224,6 +225,16 @@ def _size_pool(
             available -= expected_graph_bytes(model, kernels, page, limits)
     pages = count_pages(available, page, max_model_len=card.max_model_len, max_num_seqs=max_num_seqs)
     return replace(limits, num_pages=model.group.least(pages))
+
+
+def _say_what_is_used(asked: int | None, limits: RowLimits, page: PageShape, warn: Callable[[str], None]) -> None:
+    """Nobody who asked for a size shall believe to have it."""
+    used = limits.num_pages * page.num_bytes
+    if asked is not None and used + page.num_bytes <= asked:
+        warn(
+            f"--kv-cache-memory-bytes {asked}: only {used} are used, {limits.num_pages} pages: no more are needed for "
+            f"--max-num-seqs {limits.max_num_seqs} requests of --max-model-len {limits.max_model_len} tokens"
+        )
 
 
 def _worker_card(card: ModelCard, limits: RowLimits, device: torch.device, kernels: str, num_ranks: int) -> WorkerCard:

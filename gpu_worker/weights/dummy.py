@@ -14,10 +14,9 @@ import torch
 from pagewire_kernels import QuantizedWeight
 
 from gpu_worker.errors import ModelLoadError
-from gpu_worker.model_config import from_hf_config
 from gpu_worker.weights.checkpoint import TakesQuantized, TextAssets
 from gpu_worker.weights.hf_text import read_text_assets
-from gpu_worker.weights.safetensors import read_json
+from gpu_worker.weights.safetensors import read_config, read_json
 
 _SEED = 0
 _SPREAD = 0.02
@@ -38,7 +37,7 @@ class DummyCheckpoint:
             raise ModelLoadError(f"{path}: dummy weights need a directory with config.json and tokenizer.json")
         self.path = path
         self._raw_config = read_json(path / "config.json")
-        self.config = from_hf_config(self._raw_config)
+        self.config = read_config(path, self._raw_config)
         fields = self._raw_config.get("quantization_config") or {}
         self.quantization_method = str(fields.get("quant_method", quantization if quantization in _METHODS else "none"))
         self.quantization = ""

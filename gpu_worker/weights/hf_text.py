@@ -1,7 +1,9 @@
 """Tokenizer, chat template and generation defaults of a Hugging Face directory.
 
-Read as data; nothing from the directory is executed. Later files refine earlier ones: ``chat_template.jinja`` over
-``tokenizer_config.json``, and ``generation_config.json`` over ``config.json`` for the end-of-sequence ids.
+Read as data; nothing from the directory is executed. A field of a kind that it cannot have is refused by file and name:
+a template or an id that is silently dropped shows only in what the model says. Later files refine earlier ones:
+``chat_template.jinja`` over ``tokenizer_config.json``, and ``generation_config.json`` over ``config.json`` for the
+end-of-sequence ids.
 """
 
 import json
@@ -25,18 +27,29 @@ _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 def read_text_assets(directory: Path, config: Mapping[str, Any]) -> TextAssets:
     """Raises ModelLoadError if there is no tokenizer or a file is not readable."""
-    tokenizer_config = _optional_json(directory / "tokenizer_config.json")
-    generation = _optional_json(directory / "generation_config.json")
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
-    bos = generation.get("bos_token_id", config.get("bos_token_id"))
+    tokenizer_file, generation_file = directory / "tokenizer_config.json", directory / "generation_config.json"
+    tokenizer_config, generation = _optional_json(tokenizer_file), _optional_json(generation_file)
+    ids = {
+        name: _ids(generation, name, generation_file)
+        if name in generation
+        else _ids(config, name, directory / "config.json")
+        for name in ("eos_token_id", "bos_token_id")
+    }
+    for name in _DEFAULTS:
+        if not isinstance(generation.get(name), int | float | None) or isinstance(generation.get(name), bool):
+            raise _wrong(generation_file, name, generation[name], "a number")
     return TextAssets(
         tokenizer_json=_tokenizer_json(directory),
         chat_template=_chat_template(directory, tokenizer_config),
-        special_tokens={name: text for name in _SPECIAL if (text := _token_text(tokenizer_config.get(name)))},
-        eos_token_ids=_ids(eos),
-        bos_token_id=bos if isinstance(bos, int) else None,
+        special_tokens=_special_tokens(tokenizer_config, tokenizer_file),
+        eos_token_ids=ids["eos_token_id"],
+        bos_token_id=ids["bos_token_id"][0] if ids["bos_token_id"] else None,
         generation_defaults=sampling_defaults(generation),
     )
+
+
+def _wrong(path: Path, name: str, value: Any, needed: str) -> ModelLoadError:
+    return ModelLoadError(f"{path}: {name} is {str(value)[:80]!r}; {needed} is needed")
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:
@@ -56,7 +69,9 @@ def _optional_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: not readable as JSON ({error})") from None
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: a JSON object is needed")
+    return value
 
 
 def _tokenizer_json(directory: Path) -> bytes:
@@ -76,15 +91,27 @@ def _chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str:
     if isinstance(template, list):  # several named templates
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
-    return template if isinstance(template, str) else ""
+    if not isinstance(template, str | None):
+        raise _wrong(directory / "tokenizer_config.json", "chat_template", template, "a text")
+    return template or ""
 
 
-def _token_text(token: Any) -> str:
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else ""
+def _special_tokens(tokenizer_config: Mapping[str, Any], path: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in _SPECIAL:
+        token = tokenizer_config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(text, str | None):
+            raise _wrong(path, name, token, "a text")
+        if text:
+            found[name] = text
+    return found
 
 
-def _ids(value: Any) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [entry for entry in values if isinstance(entry, int) and not isinstance(entry, bool)]
+def _ids(values: Mapping[str, Any], name: str, path: Path) -> list[int]:
+    """Of one id or a list; none of them null."""
+    value = values.get(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(entry, int) and not isinstance(entry, bool) for entry in ids):
+        raise _wrong(path, name, value, "an integer or a list of them")
+    return ids

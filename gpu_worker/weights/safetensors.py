@@ -15,7 +15,7 @@ from pagewire_kernels import QuantizedWeight
 from safetensors import SafetensorError, safe_open
 
 from gpu_worker.errors import ModelLoadError
-from gpu_worker.model_config import from_hf_config
+from gpu_worker.model_config import ModelConfig, from_hf_config
 from gpu_worker.weights.checkpoint import ByteRange, TakesQuantized, TextAssets, digest_content
 from gpu_worker.weights.hf_text import read_text_assets
 from gpu_worker.weights.quantization import read_format
@@ -39,13 +39,21 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_config(directory: Path, config: dict[str, Any]) -> ModelConfig:
+    """What its config.json says. Raises ModelLoadError naming file and field."""
+    try:
+        return from_hf_config(config)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{directory / 'config.json'}: {str(error).removeprefix('config: ')}") from None
+
+
 class SafetensorsCheckpoint:
     """A directory with config.json and safetensors weights."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._raw_config = read_json(path / "config.json")
-        self.config = from_hf_config(self._raw_config)
+        self.config = read_config(path, self._raw_config)
         self._format = read_format(path, self._raw_config, read_json)
         self._files = _locate_tensors(path)
         self._handles: dict[Path, Any] = {}

@@ -99,6 +99,11 @@ def test_divisors_of_a_gguf_file_divide_the_frequencies() -> None:
         ({"head_dim": float("nan")}, "head_dim is nan; an integer is needed"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
         ({"partial_rotary_factor": []}, "partial_rotary_factor is"),
+        ({"dtype": "complex64"}, "dtype 'complex64' is not supported; supported: float32, float16, bfloat16"),
+        ({"torch_dtype": 16}, "torch_dtype 16 is not supported"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; true or false is needed"),
+        ({"attention_bias": 1}, "attention_bias is 1"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types other than"),
     ],
 )
 def test_mod_01_02_06_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], named: str) -> None:

@@ -246,6 +246,37 @@ def test_the_card_says_what_the_directory_says(single: Path) -> None:
         (lambda path: (path / "tokenizer.json").unlink(), "a tokenizer.json is needed"),
         (lambda path: (path / "tokenizer.json").write_text("{}"), "the tokenizer is not readable"),
         (lambda path: edit_json(path / "generation_config.json", eos_token_id=5000), "eos_token_id 5000 is outside"),
+        (
+            lambda path: edit_json(path / "generation_config.json", eos_token_id="</s>"),
+            r"generation_config.json: eos_token_id is '</s>'; an integer or a list of them is needed",
+        ),
+        (
+            lambda path: edit_json(path / "generation_config.json", eos_token_id=[1, True]),
+            "eos_token_id is",
+        ),
+        (
+            lambda path: edit_json(path / "generation_config.json", top_p="high"),
+            "top_p is 'high'",
+        ),
+        (lambda path: edit_json(path / "generation_config.json", top_k=True), "top_k is 'True'; a number is needed"),
+        (lambda path: (path / "generation_config.json").write_text("[]"), "generation_config.json: a JSON object"),
+        (lambda path: (path / "tokenizer_config.json").write_text("[1]"), "tokenizer_config.json: a JSON object"),
+        (
+            lambda path: edit_json(path / "tokenizer_config.json", chat_template=7),
+            "tokenizer_config.json: chat_template is '7'; a text is needed",
+        ),
+        (
+            lambda path: edit_json(path / "tokenizer_config.json", chat_template=[{"name": "default", "template": 7}]),
+            "chat_template is '7'",
+        ),
+        (
+            lambda path: edit_json(path / "tokenizer_config.json", eos_token={"content": 2}),
+            "tokenizer_config.json: eos_token is",
+        ),
+        (
+            lambda path: edit_json(path / "config.json", torch_dtype="complex64", dtype=...),
+            "config.json: torch_dtype 'complex64' is not supported; supported: float32, float16, bfloat16",
+        ),
     ],
 )
 def test_a_tokenizer_that_does_not_fit_is_refused(single: Path, damage: Callable[[Path], Any], named: str) -> None:
