@@ -166,7 +166,7 @@ def _flag(name: str) -> str:
 
 
 def _one_line(error: ValidationError) -> str:
-    """The first violation as ``--flag 'value': what is allowed``."""
+    """The first violation as ``--flag value: must be what is allowed``, as the scheduler says it."""
     first = error.errors()[0]
     if not first["loc"]:
         return str(first["msg"]).removeprefix("Value error, ")
@@ -174,5 +174,5 @@ def _one_line(error: ValidationError) -> str:
     label = "MODEL" if name == "model" else _flag(name)
     if first["type"] == "missing":
         return f"{label} is needed"
-    allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return f"{label} {str(first['input'])!r}: not allowed; allowed: {allowed}"
+    message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    return f"{label} {first['input']}: {message.replace('Input should be', 'must be', 1)}"

@@ -20,7 +20,7 @@ def usable(endpoint: str) -> str:
     host, _, port = endpoint.removeprefix(_TCP).rpartition(":")
     if endpoint.startswith(_TCP) and host and port.isascii() and port.isdigit():
         return endpoint
-    raise ValueError("ipc:///PATH or tcp://HOST:PORT")
+    raise ValueError("must be ipc:///PATH or tcp://HOST:PORT")
 
 
 def leaves_the_host(endpoint: str) -> bool:

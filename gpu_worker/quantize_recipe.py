@@ -33,7 +33,8 @@ def check_library() -> None:
         import llmcompressor  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f'llm-compressor is needed ({error}): pip install "pagewire[worker,quantize]", in an environment of its own'
+            f'llm-compressor is needed ({error}): pip install ".[worker,quantize]" in a checkout, '
+            "in an environment of its own"
         ) from None
 
 

@@ -10,7 +10,7 @@ def main() -> int:
     try:
         settings = config.load(sys.argv[1:])
     except config.ConfigError as error:
-        print(f"scheduler: {error}", file=sys.stderr)
+        print(f"pagewire scheduler: {error}", file=sys.stderr)
         return 2
     log.configure(settings.log_format)
     return process.run(settings)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from scheduler_svc.child_lines import ChildLines
+
 _QUICK_SECONDS = 10.0
 _MAX_QUICK_CRASHES = 5
 _FIRST_PAUSE_SECONDS = 0.2
@@ -36,6 +38,8 @@ class _Front:
     process: "subprocess.Popen[bytes]"
     started_at: float
     ready_fd: int | None
+    lines: ChildLines | None = None
+    """What it writes to stderr, if that does not go where ours goes."""
     said: bytes = b""
     num_quick_crashes: int = 0
 
@@ -53,8 +57,11 @@ class Fronts:
         watch: Callable[[int, Callable[[], None]], None],
         unwatch: Callable[[int], None],
         on_ready: Callable[[], None],
+        reads_lines: bool = False,
     ) -> None:
+        """``reads_lines``: what fronts write to stderr passes through here (child_lines)."""
         self._commands = commands
+        self._reads_lines = reads_lines
         self._watch = watch
         self._unwatch = unwatch
         self._on_ready = on_ready
@@ -114,12 +121,31 @@ class Fronts:
         read_end, write_end = os.pipe()
         program = [sys.executable, *self._commands[number], "--ready-fd", str(write_end)]
         tied = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *program]
-        process = subprocess.Popen(tied, stdin=subprocess.DEVNULL, pass_fds=[write_end], start_new_session=True)
+        process = subprocess.Popen(
+            tied,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE if self._reads_lines else None,
+            pass_fds=[write_end],
+            start_new_session=True,
+        )
         os.close(write_end)
         front = _Front(number=number, process=process, started_at=now, ready_fd=read_end)
         self._fronts[number] = front
         self._watch(read_end, lambda: self._read_ready(front))
+        if process.stderr is not None:
+            front.lines = ChildLines(process.stderr.fileno(), number)
+            self._watch(front.lines.descriptor, lambda: self._read_lines(front))
         return front
+
+    def _read_lines(self, front: _Front) -> None:
+        if front.lines is not None and not front.lines.read():
+            self._close_lines(front)
+
+    def _close_lines(self, front: _Front) -> None:
+        if front.lines is not None and front.process.stderr is not None:
+            self._unwatch(front.lines.descriptor)
+            front.lines = None
+            front.process.stderr.close()
 
     def _read_ready(self, front: _Front) -> None:
         """One line: ready, or why not. The end of the pipe without a line is told by the process's end."""
@@ -155,6 +181,8 @@ class Fronts:
 
     def _forget(self, front: _Front) -> None:
         self._close_ready(front)
+        self._read_lines(front)
+        self._close_lines(front)
         self._fronts.pop(front.number, None)
 
     def _close_ready(self, front: _Front) -> None:

@@ -69,6 +69,12 @@ class SchedulerConfig(BaseSettings):
         {}, description="shares of tenants that differ from 1: NAME=WEIGHT,NAME=WEIGHT"
     )
     slow_reader_seconds: Seconds = Field(30, description="patience with a caller that does not read")
+    max_connection_age_seconds: Seconds = Field(
+        0, description="about how long a connection lives before its client is told to open another; 0: no limit"
+    )
+    max_connection_age_grace_seconds: Seconds = Field(
+        0, description="time that calls on such a connection have left; 0: all they need"
+    )
     worker_lost_seconds: Seconds = Field(5, description="how long requests wait when there is no worker any more")
     worker_timeout_seconds: Annotated[float, Field(ge=0.5, le=3600)] = Field(
         3, description="silence after which a worker is given up"
@@ -110,7 +116,7 @@ class SchedulerConfig(BaseSettings):
         if value and not re.fullmatch(r"https?://[^/\s]+/?", value):
             raise ValueError("must be http://HOST:PORT or https://HOST:PORT")
         if value and importlib.util.find_spec("opentelemetry.sdk") is None:
-            raise ValueError('needs pip install "pagewire[tracing]"')
+            raise ValueError('needs pip install ".[tracing]" in a checkout')
         return value or None
 
     @field_validator("tenant_weights", mode="before")
@@ -260,7 +266,7 @@ def _flag(name: str) -> str:
 
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     if not first["loc"]:
         return message
     name = str(first["loc"][0])

@@ -58,6 +58,7 @@ class SchedulerProcess:
             watch=self._engine.watch,
             unwatch=self._engine.unwatch,
             on_ready=self._listening,
+            reads_lines=config.log_format == "json",
         )
         self._metrics = self._metrics_server()
         self._num_signals = self._num_obeyed = 0
@@ -157,6 +158,8 @@ class SchedulerProcess:
             "--internal-port": config.internal_port if number == 0 else 0,
             "--reuse-port": int(config.front_processes > 1),
             "--slow-reader-seconds": config.slow_reader_seconds,
+            "--max-connection-age-seconds": config.max_connection_age_seconds,
+            "--max-connection-age-grace-seconds": config.max_connection_age_grace_seconds,
             "--log-format": config.log_format,
             "--otlp-endpoint": config.otlp_endpoint,
             "--health-port": config.health_port if number == 0 else 0,
@@ -257,11 +260,11 @@ def run(config: SchedulerConfig) -> int:
     try:
         process = SchedulerProcess(config)
     except (run_dir.RunDirError, MetricsPortError, OSError) as error:
-        print(f"scheduler: {error}", file=sys.stderr)
+        print(f"pagewire scheduler: {error}", file=sys.stderr)
         return 2
     try:
         process.run()
     except FrontFailed as error:
-        print(f"scheduler: {error}", file=sys.stderr)
+        print(f"pagewire scheduler: {error}", file=sys.stderr)
         return 1 if process.was_listening else 2
     return 0

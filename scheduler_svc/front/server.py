@@ -80,6 +80,10 @@ class FrontOptions:
     health_host: str = "0.0.0.0"
     reuse_port: bool = False
     slow_reader_seconds: float = 30.0
+    max_connection_age_seconds: float = 0.0
+    """Of the public port; 0: no limit."""
+    max_connection_age_grace_seconds: float = 0.0
+    """0: calls have all the time they need."""
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     tls: TlsFiles | None = None
     access: AccessOptions = field(default_factory=AccessOptions)
@@ -133,10 +137,10 @@ class Front:
         options = self._options
         credentials = None if options.tls is None else server_credentials(options.tls)
         is_admin = options.access.authenticates
-        public = self._server(Access(options.access).admit, is_admin=is_admin, reuse_port=options.reuse_port)
+        public = self._server(Access(options.access).admit, is_admin=is_admin, options=public_options(options))
         self.port = _listen(public, options.host, options.port, options.reuse_port, credentials)
         if options.internal_port is not None:
-            internal = self._server(InternalAccess().admit, is_admin=True, reuse_port=False)
+            internal = self._server(InternalAccess().admit, is_admin=True, options=server_options(reuse_port=False))
             self.internal_port = _listen(internal, options.internal_host, options.internal_port)
         if options.health_port is not None:
             self.health_port = _listen(self._health_server(), options.health_host, options.health_port)
@@ -173,9 +177,9 @@ class Front:
         for executor in (self._executor, self._chat_executor, self._grammar_executor):
             executor.shutdown(wait=False, cancel_futures=True)
 
-    def _server(self, admit: Admit, *, is_admin: bool, reuse_port: bool) -> Any:
+    def _server(self, admit: Admit, *, is_admin: bool, options: list[tuple[str, Any]]) -> Any:
         """A server with its services, not listening yet; ``is_admin``: AdminService is one of them."""
-        server = grpc.aio.server(interceptors=[StatusInterceptor(admit)], options=server_options(reuse_port))
+        server = grpc.aio.server(interceptors=[StatusInterceptor(admit)], options=options)
         generation = GenerationService(
             self._state,
             self.link,
@@ -232,8 +236,22 @@ def _tracing(endpoint: str) -> "Tracing":
     return Tracing(endpoint)
 
 
+def public_options(options: FrontOptions) -> list[tuple[str, Any]]:
+    """Channel arguments of the public server.
+
+    Clients that balance by connections alone, or a balancer that does, find new servers by connecting anew. gRPC
+    spreads the ages by a tenth, so that those who came together do not go together.
+    """
+    found = server_options(options.reuse_port)
+    if options.max_connection_age_seconds:
+        found.append(("grpc.max_connection_age_ms", int(options.max_connection_age_seconds * 1000)))
+        if options.max_connection_age_grace_seconds:
+            found.append(("grpc.max_connection_age_grace_ms", int(options.max_connection_age_grace_seconds * 1000)))
+    return found
+
+
 def server_options(reuse_port: bool) -> list[tuple[str, Any]]:
-    """Channel arguments of both servers."""
+    """Channel arguments of all servers."""
     return [
         ("grpc.so_reuseport", int(reuse_port)),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

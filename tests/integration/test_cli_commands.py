@@ -164,6 +164,8 @@ def test_help_shows_switches_and_fits_80_columns(role: str) -> None:
 def test_version() -> None:
     result = CliRunner().invoke(app, ["version", "--json"])
     assert json.loads(result.stdout)["grpcio"] == grpc.__version__
+    plain = CliRunner().invoke(app, ["version"])
+    assert CliRunner().invoke(app, ["--version"]).stdout == plain.stdout != ""
 
 
 def test_fetch_prints_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,29 @@ def test_the_policy_for_pings() -> None:
 REQUEST = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[65]))
 
 
+async def test_an_old_connection_gives_way_to_a_new_one_and_its_calls_go_on() -> None:
+    scheduler = FakeScheduler()
+    scheduler.gate.clear()
+    async with front_stack(scheduler, max_connection_age_seconds=0.2) as stack:
+        reading = asyncio.ensure_future(stack.stream(REQUEST))
+        await asyncio.wait_for(stack.channel.wait_for_state_change(grpc.ChannelConnectivity.READY), 10)
+        assert not reading.done()
+        scheduler.gate.set()
+        assert text_of(await reading) == "Hi"
+        assert text_of(await stack.stream(REQUEST)) == "Hi"
+
+
+async def test_calls_on_an_old_connection_may_get_a_limit() -> None:
+    scheduler = FakeScheduler()
+    scheduler.gate.clear()
+    limits = {"max_connection_age_seconds": 0.2, "max_connection_age_grace_seconds": 0.2}
+    async with front_stack(scheduler, channel_options=[("grpc.enable_retries", 0)], **limits) as stack:
+        with pytest.raises(grpc.RpcError) as ended:
+            await stack.stream(REQUEST)
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        scheduler.gate.set()
+
+
 @pytest.mark.soak
 async def test_grp_02_pings_during_a_silent_prefill_and_between_requests() -> None:
     """Longer than a server that counts every ping as a strike would bear."""

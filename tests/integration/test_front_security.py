@@ -294,7 +294,7 @@ def test_flags_of_the_scheduler_reach_its_fronts(authority: Authority, files: Tl
     broken = SchedulerProcess(*flags)
     try:
         assert broken.run_to_end() == 2
-        assert broken.log()[-1]["event"].startswith(f"scheduler: --tls-key {files.key}: ")
+        assert broken.log()[-1]["event"].startswith(f"pagewire scheduler: --tls-key {files.key}: ")
     finally:
         broken.close()
 

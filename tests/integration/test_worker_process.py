@@ -93,7 +93,7 @@ def test_sigterm_while_loading_ends_it_cleanly(tiny: TinyModel, tmp_path: Path) 
     ("model", "flags", "expected"),
     [
         ("nowhere", (), "nowhere: no such file or directory"),
-        ("", ("--page-size", "0"), "--page-size '0': not allowed; allowed: greater than or equal to 1"),
+        ("", ("--page-size", "0"), "--page-size 0: must be greater than or equal to 1"),
         (
             "",
             ("--kv-cache-memory-bytes", "1000"),

@@ -84,7 +84,7 @@ def test_a_missing_extra_is_named(
     code, _, error = run(capsys, tiny.path, text, tmp_path / "out", "--group-size", "32")
     assert code == 2
     assert error.startswith("pagewire quantize: llm-compressor is needed (")
-    assert error.endswith('pip install "pagewire[worker,quantize]", in an environment of its own\n')
+    assert error.endswith('pip install ".[worker,quantize]" in a checkout, in an environment of its own\n')
     assert error.count("\n") == 1
 
 

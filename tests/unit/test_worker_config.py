@@ -58,22 +58,22 @@ def test_everything_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (("--page-size", "0"), "--page-size '0': not allowed; allowed: greater than or equal to 1"),
-        (("--page-size", "many"), "--page-size 'many': not allowed; allowed: a valid integer"),
-        (("--device", "tpu"), "--device 'tpu': not allowed; allowed: 'auto', 'cpu' or 'cuda'"),
-        (("--dtype", "int8"), "--dtype 'int8': not allowed; allowed: 'auto', 'float32', 'bfloat16' or 'float16'"),
+        (("--page-size", "0"), "--page-size 0: must be greater than or equal to 1"),
+        (("--page-size", "many"), "--page-size many: must be a valid integer"),
+        (("--device", "tpu"), "--device tpu: must be 'auto', 'cpu' or 'cuda'"),
+        (("--dtype", "int8"), "--dtype int8: must be 'auto', 'float32', 'bfloat16' or 'float16'"),
         (
             ("--gpu-memory-utilization", "1.5"),
-            "--gpu-memory-utilization '1.5': not allowed; allowed: less than or equal",
+            "--gpu-memory-utilization 1.5: must be less than or equal",
         ),
-        (("--gpu-memory-utilization", "nan"), "--gpu-memory-utilization 'nan': not allowed"),
+        (("--gpu-memory-utilization", "nan"), "--gpu-memory-utilization nan: must be"),
         (
             ("--tensor-parallel-size", "0"),
-            "--tensor-parallel-size '0': not allowed; allowed: greater than or equal to 1",
+            "--tensor-parallel-size 0: must be greater than or equal to 1",
         ),
         (
             ("--scheduler", "udp://x"),
-            "--scheduler 'udp://x': not allowed; allowed: ipc:///PATH or tcp://HOST:PORT",
+            "--scheduler udp://x: must be ipc:///PATH or tcp://HOST:PORT",
         ),
         (("--nonsense",), "unrecognized arguments: --nonsense"),
         (("--page", "32"), "unrecognized arguments: --page 32"),

@@ -25,7 +25,7 @@ def fetch_from_hub(name: str) -> Path:
     try:
         from huggingface_hub import errors, snapshot_download
     except ImportError:
-        raise FetchError('hub ids need huggingface_hub: pip install "pagewire[cli]"') from None
+        raise FetchError('hub ids need huggingface_hub: pip install ".[cli]" in a checkout') from None
     repo_id, _, revision = name.partition("@")
     try:
         path = snapshot_download(

@@ -11,7 +11,7 @@ def main() -> None:
         from .app import app
     except ImportError as error:
         missing = error.name or "a package"
-        print(f'error: {missing} is not installed: pip install "pagewire[cli]"', file=sys.stderr)
+        print(f'error: {missing} is not installed: pip install ".[cli]" in a checkout', file=sys.stderr)
         sys.exit(1)
     app(prog_name="pagewire")
 

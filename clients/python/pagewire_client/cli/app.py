@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -57,6 +57,9 @@ def pagewire(
     tls_server_name: access.TlsName = None,
     token_file: access.TokenFile = None,
     tenant: access.Tenant = None,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=queries.leave_with_version, help="Print versions.")
+    ] = False,
 ) -> None:
     """LLM inference over gRPC: serve a model, or talk to a server."""
     shown = access.read_access(

@@ -108,6 +108,8 @@ FLAGS: tuple[Flag, ...] = (
             "tenant-fairness": "share the workers among tenants (default on)",
             "tenant-weights": "shares of tenants: NAME=WEIGHT,NAME=WEIGHT",
             "slow-reader-seconds": "a reader without progress for so long is cut off (default 30)",
+            "max-connection-age-seconds": "then its client is told to connect anew; 0: no limit (default 0)",
+            "max-connection-age-grace-seconds": "calls on it may go on so long; 0: no limit (default 0)",
             "worker-lost-seconds": "requests of a lost worker wait so long for another (default 5; with serve 60)",
             "worker-timeout-seconds": "a silent worker is given up after so long (default 3)",
             "drain-seconds": "running requests may take so long at a stop (default 30)",

@@ -30,7 +30,7 @@ def gateway(
         from ..gateway.app import make_app
         from ..gateway.upstream import Upstream
     except ImportError as error:
-        print(f'error: {error.name} is not installed: pip install "pagewire[gateway]"', file=sys.stderr)
+        print(f'error: {error.name} is not installed: pip install ".[gateway]" in a checkout', file=sys.stderr)
         raise typer.Exit(EXIT_FAILED) from None
     check_port(host, port, "port")
     access = ACCESS.get()

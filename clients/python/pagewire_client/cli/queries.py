@@ -95,6 +95,13 @@ def fetch(
         print(path)
 
 
+def leave_with_version(asked: bool) -> None:
+    """`pagewire --version`."""
+    if asked:
+        show_version()
+        raise typer.Exit
+
+
 def show_version(json: arg.Json = False) -> None:
     """Print versions."""
     try:
