@@ -43,7 +43,7 @@ STATUS_OF_END = {
     EndReason.WORKER_LOST: Code.UNAVAILABLE,
     EndReason.SHUTDOWN: Code.UNAVAILABLE,
     EndReason.NAN: Code.INTERNAL,
-    EndReason.GRAMMAR: Code.INTERNAL,
+    EndReason.GRAMMAR: Code.INVALID_ARGUMENT,
     EndReason.STEP_FAILED: Code.INTERNAL,
 }
 """The status of a request that ends as a whole for this reason; OK for any other."""

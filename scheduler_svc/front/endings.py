@@ -40,7 +40,6 @@ _UNAVAILABLE = {
 }
 _FAILED = {
     front_pb2.END_REASON_NAN: ("the model's output was not a number", Reason.NAN_LOGITS),
-    front_pb2.END_REASON_GRAMMAR: ("the form asked for could not be kept", Reason.GRAMMAR_FAILED),
     front_pb2.END_REASON_STEP_FAILED: ("a step failed on the worker", Reason.STEP_FAILED),
 }
 
@@ -53,6 +52,10 @@ def hard_end(ended: Any) -> FrontError | None:
     if ended.reason in _FAILED:
         message, reason = _FAILED[ended.reason]
         return InternalError(reason.value, message)
+    if ended.reason == front_pb2.END_REASON_GRAMMAR:
+        return InvalidRequestError.at(
+            "structured", "no token could go on with this form, with the other options, or it takes too much to follow"
+        )
     if ended.reason == front_pb2.END_REASON_DEADLINE:
         return deadline_error(ended.stage or "decode", ended)
     return None

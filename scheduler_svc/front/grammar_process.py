@@ -18,6 +18,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from scheduler_svc.front.child_limits import Answer, serve
 from scheduler_svc.front.closed_schema import closed_schema
+from scheduler_svc.front.unwritable import unwritable
 
 MAX_SECONDS = 1.0
 _TRIAL_SECONDS = 0.5
@@ -70,6 +71,17 @@ MAKERS: dict[str, Callable[[Any], str]] = {
 """By kind of form. They raise ValueError."""
 
 
+def writable(kind: str, grammar: str, without: str) -> str:
+    """The grammar of a form that is one regular expression, without these characters."""
+    if kind not in ("regex", "choice") or not without:
+        return grammar
+    parts = json.loads(grammar)
+    [form] = parts["grammars"]
+    expression = form["lark_grammar"].removeprefix("start: ")
+    form["lark_grammar"] = f"start: FORM\nFORM: {expression} & /[^{without}]*/"
+    return json.dumps(parts)
+
+
 def try_grammar(tokenizer: LLTokenizer, grammar: str) -> None:
     """Raises: RefusedError if a worker could not follow it."""
     deadline = time.process_time() + _TRIAL_SECONDS
@@ -103,12 +115,13 @@ def _prepare(first: dict[str, Any]) -> Answer:
         )
     except ValueError:
         tokenizer = None
+    without = "" if tokenizer is None else unwritable(tokenizer)
 
     def answer(asked: dict[str, Any]) -> dict[str, str]:
         if tokenizer is None or not first["eos_token_ids"]:
             return {"refused": "the served model's tokenizer allows no structured output"}
         try:
-            grammar = MAKERS[asked["kind"]](asked["content"])
+            grammar = writable(asked["kind"], MAKERS[asked["kind"]](asked["content"]), without)
             try_grammar(tokenizer, grammar)
         except ValueError as error:
             return {"refused": " ".join(str(error).replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]}

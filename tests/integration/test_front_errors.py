@@ -105,6 +105,7 @@ async def test_rejections_of_the_scheduler() -> None:
         (front_pb2.END_REASON_WORKER_LOST, "UNAVAILABLE", "WORKER_LOST"),
         (front_pb2.END_REASON_SHUTDOWN, "UNAVAILABLE", "SHUTDOWN"),
         (front_pb2.END_REASON_NAN, "INTERNAL", "NAN_LOGITS"),
+        (front_pb2.END_REASON_GRAMMAR, "INVALID_ARGUMENT", "INVALID_FIELD"),
         (front_pb2.END_REASON_STEP_FAILED, "INTERNAL", "STEP_FAILED"),
         (front_pb2.END_REASON_DEADLINE, "DEADLINE_EXCEEDED", "DEADLINE"),
     ],
