@@ -9,6 +9,7 @@ All are captured before the worker says hello, over inputs that are all padding:
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -45,6 +46,12 @@ class _Memory:
         }
 
 
+@lru_cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Always the same: every stream that cuBLAS has worked on keeps a workspace."""
+    return torch.cuda.Stream(device)
+
+
 def _without_owning(sampled: Sampled) -> Sampled:
     logits = sampled.logits
     if not logits.numel():
@@ -74,7 +81,7 @@ class StepGraphs:
         """Capture these shapes too. ``prepare`` fills the inputs of a shape with padding and gives what to capture."""
         free_before, _ = torch.cuda.mem_get_info(device)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(device)
+        stream = _capture_stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for shape in shapes:

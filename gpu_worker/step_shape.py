@@ -2,9 +2,9 @@
 
 A graph runs one fixed shape, so a step is rounded up to the next captured one: rows that pad have no tokens in any
 page, tokens that pad are written nowhere. Steps of decodes alone are padded by at most a quarter. Steps with chunks
-come in coarser sizes; there a graph saves the time the host needs to launch a step (a few milliseconds, whatever its
-size), so padding is accepted while it costs the device less than that. Steps without a fitting shape run operation by
-operation.
+come in coarser sizes; there a graph saves the time the host needs to launch a step (some milliseconds, whatever its
+size), so padding is accepted while it costs the device less than that, and large steps have graphs while the device
+computes them so fast that it would wait for the host. Steps without a fitting shape run operation by operation.
 """
 
 from bisect import bisect_left
@@ -15,8 +15,11 @@ from gpu_worker.batch_plan import Int32s
 from gpu_worker.request_rows import RowLimits, StepWork
 from gpu_worker.shared_groups import max_tiles
 
-MAX_GRAPH_CHUNKS = 32
 _CHUNK_TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+_MANY_CHUNK_TOKENS = (3072, 4096, 6144, 8192)
+_FEW_CHUNKS = 32
+MAX_GRAPH_CHUNKS = 64
+"""Of a step of many tokens; steps of fewer tokens have _FEW_CHUNKS."""
 _MIN_SHARED_DECODES = 8
 MIN_UNEVEN_DECODES = 16
 MIN_UNEVEN_TOKENS = 2048
@@ -24,6 +27,8 @@ _UNEVEN_RATIO = 3
 _CHUNK_DECODES = (0, 16, 64)
 """Decodes beside chunks, and as many as there can be rows."""
 _LAUNCH_SECONDS = 3e-3
+_MOST_SECONDS = 30e-3
+"""A step that the device computes for longer hides the launch of the next one whatever it takes."""
 _FLOPS_PER_SECOND = 6e14
 """Of large bfloat16 products on the fastest devices in use; slower ones accept a little more padding than is best."""
 
@@ -66,20 +71,22 @@ class GraphShapes:
     def __init__(self, limits: RowLimits, num_parameters: int) -> None:
         self._limits = limits
         self._splits_long_rows = limits.max_model_len >= MIN_UNEVEN_TOKENS
-        self._max_padding = int(_LAUNCH_SECONDS * _FLOPS_PER_SECOND / (2 * num_parameters))
+        tokens_per_second = _FLOPS_PER_SECOND / (2 * num_parameters)
+        self._max_padding = int(_LAUNCH_SECONDS * tokens_per_second)
         self._decode_sizes = decode_sizes(limits.max_num_seqs)
         self._decodes = [self._shape(size, 0, 0) for size in self._decode_sizes]
         self._sharing = [replace(shape, num_shared_tiles=max_tiles(shape.num_decodes)) for shape in self._decodes]
         self._uneven = [replace(shape, uneven=True) for shape in self._decodes]
         most = limits.max_num_seqs
         self._chunk_decodes = [*(size for size in _CHUNK_DECODES if size < most), most]
-        self._chunk_tokens = [size for size in _CHUNK_TOKENS if size <= limits.max_num_batched_tokens]
+        many = [size for size in _MANY_CHUNK_TOKENS if size <= _MOST_SECONDS * tokens_per_second]
+        self._chunk_tokens = [size for size in (*_CHUNK_TOKENS, *many) if size <= limits.max_num_batched_tokens]
 
     def all(self) -> Iterator[StepShape]:
         """Every shape, the largest first: smaller ones then fit into memory that is there already."""
         for num_tokens in reversed(self._chunk_tokens):
             for num_decodes in reversed(self._chunk_decodes):
-                yield self._shape(num_decodes, MAX_GRAPH_CHUNKS, num_tokens)
+                yield self._shape(num_decodes, _max_chunks(num_tokens), num_tokens)
         for index in reversed(range(len(self._decodes))):
             plain = self._decodes[index]
             if plain.num_decodes >= _MIN_SHARED_DECODES:
@@ -103,11 +110,13 @@ class GraphShapes:
             return self._decode_shape(num_decodes, shares=False)
         decodes = _at_least(self._chunk_decodes, num_decodes)
         tokens = _at_least(self._chunk_tokens, num_chunk_tokens)
-        if decodes is None or tokens is None or num_chunks > MAX_GRAPH_CHUNKS:
+        if num_chunks > _FEW_CHUNKS:
+            tokens = _at_least(self._chunk_tokens, max(num_chunk_tokens, _CHUNK_TOKENS[-1] + 1))
+        if decodes is None or tokens is None or num_chunks > _max_chunks(tokens):
             return None
         if decodes + tokens - num_decodes - num_chunk_tokens > self._max_padding:
             return None
-        return self._shape(decodes, MAX_GRAPH_CHUNKS, tokens)
+        return self._shape(decodes, _max_chunks(tokens), tokens)
 
     def _decode_shape(self, num_decodes: int, *, shares: bool, uneven: bool = False) -> StepShape | None:
         index = bisect_left(self._decode_sizes, num_decodes)
@@ -136,6 +145,10 @@ def lengths_differ(kv_lens: Int32s) -> bool:
         return False  # so few are split anyway
     longest = int(kv_lens.max())
     return longest >= MIN_UNEVEN_TOKENS and longest >= _UNEVEN_RATIO * float(kv_lens.mean())
+
+
+def _max_chunks(num_tokens: int) -> int:
+    return MAX_GRAPH_CHUNKS if num_tokens > _CHUNK_TOKENS[-1] else _FEW_CHUNKS
 
 
 def _at_least(sizes: Sequence[int], wanted: int) -> int | None:

@@ -114,7 +114,7 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
         f"paged_decode[{shape.name}]",
         paged_decode.paged_decode_kernel,
         {**pages, **partials, "scale": "fp32", "page_table_stride": "i32", "shared_lens_ptr": "*i32"},
-        {**heads, **q_stride, **page_size, **splits, **shared_tile, "NUM_STAGES": tiles.num_stages, "PDL": not hip},
+        {**heads, **q_stride, **page_size, **splits, **shared_tile, "NUM_STAGES": tiles.num_stages} | {"PDL": not hip},
         tiles.num_warps,
     )
     yield Build(
@@ -156,6 +156,7 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
             "NORM": True,
             "FP8": shape.page_dtype == torch.float8_e4m3fn,
             "TILE": rotary_kv_write.TILE_HEADS,
+            "PDL": not hip,
         }
         | {"QKV_STRIDE": (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim},
         4,
@@ -228,15 +229,15 @@ def _quantized_builds(hip: bool) -> Iterator[Build]:
 
 def _linear_builds(hip: bool) -> Iterator[Build]:
     data = "*bf16"
-    for num_outputs, num_inputs, splits in ((1024, 2048, 4), (6144, 1024, 1)):
+    for num_outputs, num_inputs, splits, rows in ((1024, 2048, 4, 64), (6144, 1024, 1, 32)):
         yield Build(
             f"skinny_linear[{num_outputs} x {num_inputs}]",
             skinny_linear.skinny_linear_kernel,
             {"x_ptr": data, "weight_ptr": data, "bias_ptr": data, "out_ptr": data, "num_rows": "i32"}
             | {"partial_ptr": "*fp32", "counters_ptr": "*i32"},
             {"X_STRIDE": num_inputs, "NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs, "SPLITS": splits}
-            | {"BIAS": False, "ROWS": skinny_linear.MAX_ROWS, "OUTPUTS": skinny_linear.TILE_OUTPUTS}
-            | {"INPUTS": skinny_linear.TILE_INPUTS, "NUM_STAGES": 1 if hip else 5},
+            | {"BIAS": False, "ROWS": rows, "OUTPUTS": skinny_linear.TILE_OUTPUTS}
+            | {"INPUTS": skinny_linear.TILE_INPUTS, "NUM_STAGES": 1 if hip else 5, "PDL": not hip},
             4,
         )
     yield Build(

@@ -105,7 +105,7 @@ def test_krn_01_a_pool_past_31_bits_gives_what_its_first_pages_give(tmp_path: Pa
     outputs = []
     for pages in (range(500), range(65_300, 65_800), range(num_pages - 500, num_pages)):
         runner.reset()
-        maker = PlanMaker(num_rows=8, num_pages=num_pages, page_size=16, chunk=300)
+        maker = PlanMaker(num_rows=8, num_pages=num_pages, page_size=16, chunk=300, budget=512)
         maker._free_pages = list(pages)
         generations = of_lengths(40, 17, 500, 1, 1000, temperature=0.8)
         maker.submit(*generations)

@@ -1,8 +1,11 @@
 """A worker's parts on a GPU, built without the settings library, the link and the messages."""
 
+import gc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from gpu_worker import startup
 
@@ -29,4 +32,7 @@ def build(path: Path, **options: Any) -> startup.Parts:
         "served_model_name": None,
         **options,
     }
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()  # what tests before this one took does not count as the worker's
     return startup.build(SimpleNamespace(**settings), print)  # type: ignore[arg-type]

@@ -60,6 +60,16 @@ def test_steps_too_large_run_without_a_graph() -> None:
     assert GraphShapes(replace(LIMITS, max_num_batched_tokens=2048), SMALL_MODEL).fitting(work(0, (900,))) is not None
 
 
+def test_large_steps_have_graphs_while_the_device_is_faster_than_the_host() -> None:
+    limits = replace(LIMITS, max_num_batched_tokens=8192)
+    full, many_chunks = work(64, (1000,) * 8 + (128,)), work(1, (64,) * 63)
+    small, large = GraphShapes(limits, SMALL_MODEL), GraphShapes(limits, 8 * 10**9)
+    for step in (full, many_chunks, work(0, (3,) * 40)):
+        assert small.fitting(step) in list(small.all())
+    assert large.fitting(full) is None
+    assert small.fitting(work(0, (2,) * (MAX_GRAPH_CHUNKS + 1))) is None
+
+
 def test_rows_much_longer_than_most_have_shapes_of_their_own() -> None:
     assert lengths_differ(int32s([600] * 20 + [8000]))
     assert not lengths_differ(int32s([100] * 20 + [1000]))  # as short as a split

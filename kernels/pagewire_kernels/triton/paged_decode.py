@@ -14,14 +14,8 @@ import triton
 import triton.language as tl
 
 from pagewire_kernels.interface import AttentionBatch
-from pagewire_kernels.triton.launch import (
-    check_attention_shapes,
-    decode_splits,
-    decode_tiles,
-    num_processors,
-    on_hip,
-    on_hopper,
-)
+from pagewire_kernels.triton.early_start import early_start, let_next_start, wait_for_previous
+from pagewire_kernels.triton.launch import check_attention_shapes, decode_splits, decode_tiles, num_processors, on_hip
 from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_rows, softmax_step
 from pagewire_kernels.triton.shared_prefix import (
     MIN_SHARED_SPLIT,
@@ -100,8 +94,8 @@ def paged_decode_kernel(
     PDL: tl.constexpr,
 ):
     """One split of one (sequence, key/value head). Grid (S, NUM_KV_HEADS, NUM_SPLITS)."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -185,7 +179,7 @@ def paged_decode(
     """
     num_heads, num_kv_heads, head_dim, page_size = check_attention_shapes(q, kv_pages)
     sequences = batch.num_decodes
-    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip())
+    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip(), shares=batch.shared is not None)
     splits, min_split = decode_splits(
         sequences, num_kv_heads, batch.max_kv_len, num_processors(q.device), uneven=batch.uneven
     )
@@ -232,6 +226,6 @@ def paged_decode(
         MIN_SHARED_SPLIT=MIN_SHARED_SPLIT,
         SHARED_TILE=tile_tokens(q.dtype),
         NUM_STAGES=tiles.num_stages,
-        PDL=on_hopper(),
         num_warps=tiles.num_warps,
+        **early_start(),
     )

@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire_kernels.triton.launch import next_power_of_two, on_hopper
+from pagewire_kernels.triton.early_start import early_start, let_next_start, wait_for_previous
+from pagewire_kernels.triton.launch import next_power_of_two
 
 
 @triton.jit
@@ -24,8 +25,8 @@ def rms_norm_kernel(
     PDL: tl.constexpr,
 ):
     """Norm of one row. Grid (T,)."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, TILE)
     inside = columns < SIZE
@@ -49,8 +50,8 @@ def add_rms_norm_kernel(
     PDL: tl.constexpr,
 ):
     """residual += x, then the norm of what was stored. Grid (T,)."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, TILE)
     inside = columns < SIZE
@@ -84,8 +85,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
             X_STRIDE=x.stride(0),
             SIZE=size,
             TILE=tile,
-            PDL=on_hopper(),
             num_warps=num_warps_for(tile),
+            **early_start(),
         )
     return out
 
@@ -108,8 +109,8 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
             RESIDUAL_STRIDE=residual.stride(0),
             SIZE=size,
             TILE=tile,
-            PDL=on_hopper(),
             num_warps=num_warps_for(tile),
+            **early_start(),
         )
     return out
 

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from pagewire_kernels import interface
 from pagewire_kernels.interface import AttentionBatch, QkNorm
+from pagewire_kernels.triton.early_start import early_start, let_next_start, wait_for_previous
 from pagewire_kernels.triton.launch import ceil_div
 
 TILE_HEADS = 8
@@ -38,8 +39,11 @@ def rotary_kv_write_kernel(
     NORM: tl.constexpr,
     FP8: tl.constexpr,
     TILE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """TILE heads of one token. Grid (T, ceil((NUM_HEADS + 2 * NUM_KV_HEADS) / TILE))."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE + tl.arange(0, TILE)
     dims = tl.arange(0, HEAD_DIM // 2)
@@ -126,5 +130,6 @@ def rotary_kv_write(
             FP8=kv_pages.dtype == torch.float8_e4m3fn,
             TILE=TILE_HEADS,
             num_warps=4,
+            **early_start(),
         )
     return q_out

@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire_kernels.triton.launch import ceil_div, on_hopper
+from pagewire_kernels.triton.early_start import early_start, let_next_start, wait_for_previous
+from pagewire_kernels.triton.launch import ceil_div
 
 TILE_COLUMNS = 1024
 
@@ -16,8 +17,8 @@ def silu_mul_kernel(
     gate_up_ptr, out_ptr, ROW_STRIDE: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr
 ):
     """One tile of one row. Grid (T, ceil(I / TILE))."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = columns < SIZE
@@ -35,6 +36,6 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         silu_mul_kernel[(rows, ceil_div(size, TILE_COLUMNS))](
-            gate_up, out, ROW_STRIDE=gate_up.stride(0), SIZE=size, TILE=TILE_COLUMNS, PDL=on_hopper(), num_warps=4
+            gate_up, out, ROW_STRIDE=gate_up.stride(0), SIZE=size, TILE=TILE_COLUMNS, num_warps=4, **early_start()
         )
     return out

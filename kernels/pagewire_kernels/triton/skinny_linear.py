@@ -15,15 +15,16 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire_kernels.triton.launch import on_hip, on_hopper
+from pagewire_kernels.triton.early_start import early_start, let_next_start, wait_for_previous
+from pagewire_kernels.triton.launch import on_hip
 
-MAX_ROWS = 32
+MAX_ROWS = 64
 TILE_OUTPUTS = 64
 TILE_INPUTS = 128
-_MAX_OUTPUTS = 8192
-"""From here on cuBLAS reads the weight as fast, but for a single row."""
+_MAX_OUTPUTS = {16: 8192, 32: 8192, MAX_ROWS: 1024}
+"""By padded rows: from here on cuBLAS reads the weight as fast, but for a single row."""
 _MAX_VECTOR_OUTPUTS = 65536
-MAX_COUNTERS = _MAX_OUTPUTS // TILE_OUTPUTS
+MAX_COUNTERS = max(_MAX_OUTPUTS.values()) // TILE_OUTPUTS
 _MAX_SPLITS = 4
 VECTOR_OUTPUTS, VECTOR_INPUTS = 4, 1024
 """Tile of the product of a single row."""
@@ -47,8 +48,11 @@ def skinny_linear_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """OUTPUTS outputs of all rows over one split of the inputs. Grid (NUM_OUTPUTS / OUTPUTS, SPLITS)."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     tile = tl.program_id(0)
     split = tl.program_id(1)
     outputs = tile * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -98,12 +102,12 @@ def vector_linear_kernel(
     PDL: tl.constexpr,
 ):
     """OUTPUTS outputs of the only row, without matrix instructions. Grid (outputs / OUTPUTS,)."""
+    let_next_start(PDL)
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     weight_rows = weight_ptr + outputs.to(tl.int64)[:, None] * NUM_INPUTS
     inputs = tl.arange(0, INPUTS)
     weight = tl.load(weight_rows + inputs[None, :], eviction_policy="evict_first")
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_previous(PDL)
     products = weight.to(tl.float32) * tl.load(x_ptr + inputs).to(tl.float32)[None, :]
     for first in tl.range(INPUTS, NUM_INPUTS, INPUTS, num_stages=NUM_STAGES):
         inputs = first + tl.arange(0, INPUTS)
@@ -123,6 +127,11 @@ def num_splits(num_outputs: int, num_inputs: int) -> int:
     return 2 if tiles <= 64 and num_inputs >= 4096 else 1
 
 
+def padded_rows(num_rows: int) -> int:
+    """Rows of a tile that holds them."""
+    return next(rows for rows in _MAX_OUTPUTS if num_rows <= rows)
+
+
 def suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether this kernel takes the product: x [T, in], weight [out, in]."""
     num_outputs, num_inputs = weight.shape
@@ -130,7 +139,7 @@ def suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return (
         0 < x.shape[0] <= MAX_ROWS
         and x.dtype in (torch.bfloat16, torch.float16)
-        and num_outputs <= (_MAX_VECTOR_OUTPUTS if is_vector else _MAX_OUTPUTS)
+        and num_outputs <= (_MAX_VECTOR_OUTPUTS if is_vector else _MAX_OUTPUTS[padded_rows(x.shape[0])])
         and num_outputs % TILE_OUTPUTS == 0
         and num_inputs % (TILE_INPUTS * _MAX_SPLITS) == 0
         and x.stride(1) == 1
@@ -158,12 +167,11 @@ def skinny_linear(
             OUTPUTS=VECTOR_OUTPUTS,
             INPUTS=VECTOR_INPUTS,
             NUM_STAGES=1 if on_hip() else 3,
-            PDL=on_hopper(),
             num_warps=4,
-            **({"launch_pdl": True} if on_hopper() else {}),
+            **early_start(),
         )
         return out
-    splits, padded = num_splits(num_outputs, num_inputs), 16 if num_rows <= 16 else MAX_ROWS
+    splits, padded = num_splits(num_outputs, num_inputs), padded_rows(num_rows)
     partial = torch.empty((splits if splits > 1 else 0, num_outputs, padded), dtype=torch.float32, device=x.device)
     skinny_linear_kernel[(num_outputs // TILE_OUTPUTS, splits)](
         x,
@@ -181,7 +189,8 @@ def skinny_linear(
         ROWS=padded,
         OUTPUTS=TILE_OUTPUTS,
         INPUTS=TILE_INPUTS,
-        NUM_STAGES=1 if on_hip() else 5,
+        NUM_STAGES=1 if on_hip() else 5 if padded < MAX_ROWS else 4,
         num_warps=4,
+        **early_start(),
     )
     return out
