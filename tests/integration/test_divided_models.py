@@ -10,7 +10,9 @@ from support.quantized_files import PROJECTIONS, Scheme, awq, compressed, gptq, 
 from support.thread_ranks import ThreadRanks
 from support.tiny_models import greedy, make_model, random_prompt
 
+from gpu_worker.batch_plan import RowOptions
 from gpu_worker.errors import ConfigError
+from scheduler_svc.front.grammar_process import MAKERS
 
 LENGTHS = (1, 17, 40)
 MAX_TOKENS = 10
@@ -65,11 +67,18 @@ def test_quantised_models_too(tmp_path: Path, name: str) -> None:
 
 
 def test_sampling_on_two_ranks_is_that_of_one(tmp_path: Path) -> None:
+    """Every rank counts tokens, follows grammars and tells log probabilities for itself."""
     make_model(tmp_path, num_key_value_heads=2)
+    options = (
+        None,
+        RowOptions(repetition_penalty=1.3, frequency_penalty=0.5, logprobs=3, prompt_logprobs=2),
+        RowOptions(grammar=MAKERS["regex"]("[a-p]+")),
+    )
     outputs = []
     for num_ranks in (1, 2):
         with ThreadRanks(num_ranks, tmp_path) as ranks:
-            outputs.append(generate(ranks, [Generation(prompt=random_prompt(20), **SAMPLED) for _ in range(2)]))
+            rows = [Generation(prompt=random_prompt(20), options=each, **SAMPLED) for each in options]
+            outputs.append(generate(ranks, rows))
     assert outputs[0] == outputs[1]
 
 

@@ -74,7 +74,9 @@ class ThreadRanks:
         first, *others = [output.wait() for output in outputs]
         for other in others:
             assert other.token_ids.tolist() == first.token_ids.tolist()
-            assert other.logprobs == first.logprobs
+            assert [each.logprobs.tolist() for each in other.logprobs] == [
+                each.logprobs.tolist() for each in first.logprobs
+            ]
         return outputs[0]
 
     def reset(self) -> None:

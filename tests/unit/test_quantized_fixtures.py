@@ -1,5 +1,5 @@
-"""Checkpoints that the real tools wrote (GPTQModel 7.7.0, llm-compressor 0.14.0.1; a random Llama of one layer): every
-weight equals the tool's own dequantisation bit for bit, of which the fixture keeps a SHA-256."""
+"""Checkpoints that the real tools wrote (GPTQModel 7.6.0 and 7.7.0, llm-compressor 0.14.0.1; a random Llama of one
+layer): every weight equals the tool's own dequantisation bit for bit, of which the fixture keeps a SHA-256."""
 
 import hashlib
 import json
