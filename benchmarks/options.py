@@ -144,13 +144,17 @@ def _make_gpu_engine(name: str, options: argparse.Namespace, model: str) -> Engi
 
 
 def _pagewire(options: argparse.Namespace, model: str, settings: dict[str, Any]) -> Engine:
+    from pagewire_client.llm import OFFLINE
+
     from benchmarks.ours import Pagewire
 
+    chosen: Workloads = options.workload
+    offline = OFFLINE if chosen.on_gpu and not chosen.are_served else ()
     flags = [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     return Pagewire(
         model,
         options.dtype,
-        scheduler_arguments=shlex.split(options.scheduler_arguments),
+        scheduler_arguments=[*offline, *shlex.split(options.scheduler_arguments)],
         worker_arguments=[*flags, *shlex.split(options.worker_arguments)],
     )
 

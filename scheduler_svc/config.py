@@ -49,8 +49,10 @@ class SchedulerConfig(BaseSettings):
     max_model_len: Count | None = Field(None, description="most tokens of a request; the model's if not given")
     enable_prefix_caching: bool = Field(True, description="reuse pages of common prefixes")
     long_prefill_token_threshold: CountOrZero = Field(0, description="most tokens of one prompt in a step; 0: no limit")
-    target_inter_token_ms: CountOrZero = Field(
-        0, description="how long a step may keep running streams waiting; prompts get what it leaves; 0: no limit"
+    target_inter_token_ms: CountOrZero | None = Field(
+        None,
+        description="how long a step may keep running streams waiting; prompts get what it leaves; 0: no limit; "
+        "if not given, 50 for workers on a GPU and no limit for others",
     )
     max_queued_requests: CountOrZero = Field(16_384, description="most outputs waiting; 0: no limit")
     max_queued_tokens: CountOrZero = Field(2**26, description="most tokens of all that wait; 0: no limit")

@@ -100,6 +100,7 @@ class SchedulerProcess:
 
     def _engine_settings(self, hash_key: bytes) -> EngineSettings:
         config = self._config
+        target_ms = config.target_inter_token_ms
         return EngineSettings(
             worker_endpoint=self._worker_endpoint,
             front_endpoint=self._front_endpoint,
@@ -115,7 +116,7 @@ class SchedulerProcess:
                 max_model_len=config.max_model_len,
                 enable_prefix_caching=config.enable_prefix_caching,
                 long_prefill_token_threshold=config.long_prefill_token_threshold,
-                target_step_seconds=config.target_inter_token_ms / 1000,
+                target_step_seconds=None if target_ms is None else target_ms / 1000,
                 worker_lost_seconds=config.worker_lost_seconds,
                 max_queued_requests=config.max_queued_requests,
                 max_queued_tokens=config.max_queued_tokens,

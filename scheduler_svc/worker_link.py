@@ -40,6 +40,8 @@ from scheduler_svc.messages import (
 from scheduler_svc.router import Peer, Router, Sent
 
 FIRST_STEP_ID = StepId(1)
+GPU_STEP_SECONDS = 0.05
+"""How long a step keeps running streams waiting on a GPU, if nothing else is said: readers do not notice."""
 _STATUS_FINE = 0
 _LAST_STATUS = 2
 _RESYNC_SECONDS = 0.2
@@ -433,6 +435,7 @@ class WorkerLink:
             max_num_seqs=hello.max_num_seqs,
             max_num_batched_tokens=hello.max_num_batched_tokens,
             max_model_len=hello.max_model_len,
+            target_step_seconds=GPU_STEP_SECONDS if hello.device.startswith("cuda") else 0.0,
             first_step_id=FIRST_STEP_ID,
             inventory=inventory,
         )

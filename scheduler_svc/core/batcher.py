@@ -46,7 +46,8 @@ class Batcher:
         self._events = events
         self._tally = tally
         self._budget = worker.max_tokens_per_step
-        self._target_seconds = config.target_step_seconds
+        target = config.target_step_seconds
+        self._target_seconds = worker.card.target_step_seconds if target is None else target
         self._longest_chunk = config.long_prefill_token_threshold or self._budget
         self.draft = PlanDraft(worker)
         self._supply = PageSupply(worker, self.draft, events, tally)

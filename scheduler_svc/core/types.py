@@ -64,8 +64,9 @@ class CoreConfig:
     enable_prefix_caching: bool = True
     long_prefill_token_threshold: int = 0
     """Most tokens of one prompt in one step; 0: no limit of its own."""
-    target_step_seconds: float = 0.0
-    """How long a step with decoding rows may take: prompts get what it leaves, by what was measured; 0: no limit."""
+    target_step_seconds: float | None = None
+    """How long a step with decoding rows may take: prompts get what it leaves, by what was measured; 0: no limit;
+    None: the worker's."""
     max_steps_in_flight: int = 2
     worker_lost_seconds: float = 5.0
     max_queued_requests: int = 0
@@ -147,6 +148,8 @@ class WorkerCard:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    target_step_seconds: float = 0.0
+    """How long a step may keep its running streams waiting, unless the configuration says it; 0: no limit."""
     first_step_id: StepId = StepId(1)
     inventory: "Sequence[Published]" = ()
     """Pages that it still holds from before, see inventory."""

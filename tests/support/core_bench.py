@@ -49,6 +49,7 @@ def card(
     tokens: int = 4096,
     length: int = 4096,
     first: int = 1,
+    target: int = 0,
 ) -> WorkerCard:
     return WorkerCard(
         worker_id=WorkerId(name),
@@ -57,6 +58,7 @@ def card(
         max_num_seqs=rows,
         max_num_batched_tokens=tokens,
         max_model_len=length,
+        target_step_seconds=target / 1000,
         first_step_id=first,  # type: ignore[arg-type]
     )
 

@@ -1,9 +1,9 @@
 """Runs transcripts: blocks of commands, a line ``----``, and what they must print.
 
 core tokens=16 rows=4 steps=2         a new core; also threshold, cache=off, queue, queued_tokens, policy=sjf,
-                                      watermark, pin_share, target (ms), lost and aging (seconds), fair=off,
+                                      watermark, pin_share, target (ms, or worker), lost and aging (seconds), fair=off,
                                       weights=x:2,y:1
-worker w pages=8 size=4               a worker joins; also rows, tokens, len
+worker w pages=8 size=4               a worker joins; also rows, tokens, len, target (ms)
 submit a 1..6,9 max=3                 tokens 1 to 6 and 9; also eos=2 (output position 2 is EOS), hold, uncached,
                                       priority, deadline, limit, salt, tenant, index, fork=a (another of n)
 plan [w]                              one step: what the plan says
@@ -112,7 +112,7 @@ class _Stage:
         weights = dict(pair.split(":") for pair in options.pop("weights", "").split(",") if pair)
         pin_share = float(options.pop("pin_share", 0.25))
         watermark = float(options.pop("watermark", 0.01))
-        target = int(options.pop("target", 0)) / 1000
+        target = options.pop("target", "0")
         numbers = {_CONFIG_WORDS[word]: int(value) for word, value in options.items()}
         defaults = {"max_num_batched_tokens": 64, "max_num_seqs": 8}
         self._config = CoreConfig(
@@ -120,7 +120,7 @@ class _Stage:
             enable_prefix_caching=cache,
             page_watermark=watermark,
             pin_share=pin_share,
-            target_step_seconds=target,
+            target_step_seconds=None if target == "worker" else int(target) / 1000,
             scheduling_policy=policy,
             tenant_fairness=fair,
             tenant_weights={tenant: float(weight) for tenant, weight in weights.items()},

@@ -1,15 +1,18 @@
 """Budgets in time: prompts that do not make running streams wait, as transcripts."""
 
+import pytest
 from support.core_transcript import check_transcript
 
 from scheduler_svc.core.step_pace import StepPace
 
 
-def test_prompts_get_what_a_target_for_the_step_leaves() -> None:
-    """A step of a alone takes 10 ms, 31 prompt tokens take 31 more: of 30 ms they may take just below 20."""
-    check_transcript("""
-    core tokens=32 target=30
-    worker w pages=60 size=4
+@pytest.mark.parametrize(("ours", "workers"), [("30", ""), ("worker", " target=30"), ("30", " target=5")])
+def test_prompts_get_what_a_target_for_the_step_leaves(ours: str, workers: str) -> None:
+    """A step of a alone takes 10 ms, 31 prompt tokens take 31 more: of 30 ms they may take just below 20. The target is
+    ours, or else the worker's."""
+    check_transcript(f"""
+    core tokens=32 target={ours}
+    worker w pages=60 size=4{workers}
     submit a 1..4 max=30
     plan
     result ms=14

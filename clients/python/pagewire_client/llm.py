@@ -36,6 +36,8 @@ PromptLike = Prompt | Mapping[str, Any]
 """A text, token ids, or a mapping with one of the keys ``prompt`` and ``prompt_token_ids``."""
 MAX_DELAY_MS = 1000
 """Only whole outputs are returned: text may travel in large pieces."""
+OFFLINE = ("--target-inter-token-ms", "0")
+"""Nobody watches tokens come, so prompts need not be cut for their sake."""
 
 
 class LLM:
@@ -51,7 +53,7 @@ class LLM:
         made = stack_arguments(arguments)
         self._stack = private_stack(
             local_model(model),
-            scheduler_arguments=made.scheduler,
+            scheduler_arguments=(*OFFLINE, *made.scheduler),
             worker_arguments=made.worker,
             num_workers=made.num_workers,
             num_ranks=made.num_ranks,

@@ -100,7 +100,7 @@ FLAGS: tuple[Flag, ...] = (
             "long-prefill-token-threshold": "prompts longer than this are chunked further",
             "max-queued-requests": "most outputs waiting; 0: no limit (default 16384)",
             "max-queued-tokens": "most tokens of all that wait; 0: no limit (default 67108864)",
-            "target-inter-token-ms": "how long a step may keep running streams waiting; 0: no limit (default 0)",
+            "target-inter-token-ms": "how long a step may keep running streams waiting; 0: none (default: 50 on a GPU)",
             "page-watermark": "share of a worker's pages left to running requests (default 0.01)",
             "pin-share": "share of a worker's pages that pins may keep (default 0.25)",
             "scheduling-policy": "order of waiting requests: fcfs, priority or sjf (default priority)",
