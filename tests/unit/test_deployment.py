@@ -47,3 +47,24 @@ def test_stopping_is_given_the_time_that_a_drain_takes() -> None:
     drain = next(int(word.removeprefix("--drain-seconds=")) for word in command if word.startswith("--drain-seconds="))
     grace = COMPOSE["services"]["scheduler"]["stop_grace_period"]
     assert int(grace.removesuffix("s")) >= drain + 10
+
+
+def test_the_inference_pool_has_the_fields_of_its_definition_and_finds_our_pods() -> None:
+    """`inference.networking.k8s.io/v1`: a service as the picker needs its port, ports are numbers, gRPC needs h2c."""
+    pool = yaml.safe_load((ROOT / "deploy/k8s/inference-gateway/inference-pool.yaml").read_text())
+    assert (pool["apiVersion"], pool["kind"]) == ("inference.networking.k8s.io/v1", "InferencePool")
+    spec = pool["spec"]
+    assert set(spec) <= {"selector", "targetPorts", "appProtocol", "endpointPickerRef"}
+    assert spec["appProtocol"] == "kubernetes.io/h2c"
+    picker = spec["endpointPickerRef"]
+    assert {"name", "port"} <= set(picker) <= {"group", "kind", "name", "port", "failureMode"}
+    assert 1 <= len(spec["targetPorts"]) <= 8
+    for port in (*spec["targetPorts"], picker["port"]):
+        assert set(port) == {"number"}
+        assert 1 <= port["number"] <= 65535
+    manifests = yaml.safe_load_all((ROOT / "deploy/k8s/scheduler.yaml").read_text())
+    pods = next(each["spec"]["template"] for each in manifests if each["kind"] in ("Deployment", "StatefulSet"))
+    assert set(spec["selector"]) == {"matchLabels"}
+    assert spec["selector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    ports = [port["containerPort"] for container in pods["spec"]["containers"] for port in container["ports"]]
+    assert spec["targetPorts"][0]["number"] in ports
