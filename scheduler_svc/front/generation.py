@@ -106,10 +106,12 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
     async def GenerateMany(self, requests: AsyncIterator[Any], context: Any) -> None:
         """Many requests over one stream."""
         with self._call(context):
+            caller = HeadersFirst(context)
+            caller.begin()  # what goes wrong from here on is told in the stream
             stream = ManyStream(
                 self._preparation,
                 self._link,
-                HeadersFirst(context).write,
+                caller.write,
                 deadline=deadline_of(context.time_remaining()),
                 slow_reader_seconds=self._slow_reader_seconds,
             )

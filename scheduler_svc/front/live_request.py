@@ -31,6 +31,8 @@ from scheduler_svc.front.output import TOLD_TOKENS, Output
 from scheduler_svc.front.prepared_request import PreparedRequest
 from scheduler_svc.front.scheduler_link import SchedulerLink
 
+New = Callable[[], Any]
+
 MAX_PENDING_BYTES = 1024 * 1024
 GRACE_SECONDS = 0.01
 """How long a passed deadline waits for the scheduler to tell stage and usage."""
@@ -213,17 +215,31 @@ class LiveRequest:
 
         Raises: FrontError if the request ended with one.
         """
+        events: list[Any] = []
+
+        def new() -> Any:
+            events.append(generation_pb2.GenerateResponse())
+            return events[-1]
+
+        self.take_into(new)
+        return events
+
+    def take_into(self, new: New) -> None:
+        """As `take`, each event written into an empty GenerateResponse that `new` makes in its place."""
         if self._error is not None:
             raise self._error
-        events, self._progress = self._progress, []
-        events += [self._response(prompt_logprobs=part) for part in self._prompt_logprobs.take()]
+        if self._progress:
+            for event in self._progress:
+                new().CopyFrom(event)
+            self._progress = []
+        for part in self._prompt_logprobs.take():
+            self._response(new).prompt_logprobs.CopyFrom(part)
         for output in self._outputs:
             if not output.is_finished:
-                self._take_output(output, events)
+                self._take_output(output, new)
         if self._ended is not None and not self._summary_taken:
             self._summary_taken = True
-            events.append(self._response(summary=self._summary()))
-        return events
+            self._response(new).summary.CopyFrom(self._summary())
 
     def cancel(self) -> None:
         """Ends the request while its reader still reads: its outputs finish as cancelled."""
@@ -240,51 +256,50 @@ class LiveRequest:
 
     # Inside
 
-    def _take_output(self, output: Output, events: list[Any]) -> None:
+    def _take_output(self, output: Output, new: New) -> None:
         """Adds an output's deltas and, once all is taken, its ending."""
         while True:
             text, token_ids = output.take()
             self._tell_stop(output)
             if not token_ids and not text:
                 break
-            self._add_delta(output, text, token_ids, events)
+            self._add_delta(output, text, token_ids, new)
         if output.ending is not None:
-            self._add_delta(output, output.finish(), (), events)
-            if output.was_finished:
-                return
-            events.append(self._response(finished=finished_message(output)))
+            self._add_delta(output, output.finish(), (), new)
+            if not output.was_finished:
+                self._response(new).finished.CopyFrom(finished_message(output))
 
-    def _add_delta(self, output: Output, text: str, token_ids: Any, events: list[Any]) -> None:
+    def _add_delta(self, output: Output, text: str, token_ids: Any, new: New) -> None:
         """A delta, unless it holds nothing the caller wants; several if there are many log probabilities."""
         text = text if self._prepared.wants_text else ""
         if self._prepared.wants_logprobs:
             for start in range(0, len(token_ids), MAX_POSITIONS)[:-1]:
                 some = token_ids[start : start + MAX_POSITIONS]
                 num_told = output.num_decoded - len(token_ids) + start + len(some)
-                events.append(self._delta(output, "", some, num_told))
+                self._write_delta(self._response(new).delta, output, "", some, num_told)
             token_ids = token_ids[max(0, len(token_ids) - 1) // MAX_POSITIONS * MAX_POSITIONS :]
         wants_ids = self._prepared.wants_token_ids or self._prepared.wants_logprobs
         if text or (token_ids and wants_ids):
             # The tail does not raise it, though tokens without text may have come since: so callers know the tail.
             num_told = output.num_told if output.is_finished else output.num_decoded
-            events.append(self._delta(output, text, token_ids, num_told))
+            self._write_delta(self._response(new).delta, output, text, token_ids, num_told)
 
-    def _delta(self, output: Output, text: str, token_ids: Any, num_told: int) -> Any:
+    def _write_delta(self, delta: Any, output: Output, text: str, token_ids: Any, num_told: int) -> None:
         output.num_told = num_told
-        delta = generation_pb2.Delta(
-            index=output.index,
-            text=text,
-            token_ids=token_ids if self._prepared.wants_token_ids else (),
-            num_output_tokens=num_told,
-        )
+        delta.index = output.index
+        delta.text = text
+        delta.num_output_tokens = num_told
+        if self._prepared.wants_token_ids:
+            delta.token_ids.extend(token_ids)
         if self._prepared.wants_logprobs and token_ids:
             logprobs = output.take_logprobs(len(token_ids))
             if logprobs is not None:
                 delta.logprobs.CopyFrom(logprobs)
-        return self._response(delta=delta)
 
-    def _response(self, **event: Any) -> Any:
-        return generation_pb2.GenerateResponse(request_id=self.request_id, **event)
+    def _response(self, new: New) -> Any:
+        response = new()
+        response.request_id = self._prepared.request_id
+        return response
 
     def _summary(self) -> Any:
         overrun = sum(

@@ -27,20 +27,20 @@ log = structlog.get_logger("pagewire.front")
 WINDOW = 1024
 MAX_MESSAGE_BYTES = 256 * 1024
 """A message is closed once it is larger."""
+EARLY_SHARE = 0.25
+"""Text may go out by so much of its delay before it is due."""
 
 
 class _Entry:
     """One request of the stream."""
 
-    __slots__ = ("beats", "is_cancelled", "live", "request_id", "task", "timer", "told_at")
+    __slots__ = ("beats", "is_cancelled", "live", "request_id", "task", "told_at")
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.live: LiveRequest | None = None
         self.task: asyncio.Task[None] | None = None
         self.is_cancelled = False
-        self.timer: asyncio.TimerHandle | None = None
-        """It may speak again then."""
         self.told_at = 0.0
         """When something of it was last taken to be written."""
         self.beats = False
@@ -69,6 +69,9 @@ class ManyStream:
         self._entries: set[_Entry] = set()
         self._by_id: dict[str, _Entry] = {}
         self._news: dict[_Entry, FrontError | None] = {}
+        self._held: dict[_Entry, float] = {}
+        """Entries with text that is held back, and when it is due."""
+        self._timer: asyncio.TimerHandle | None = None
         self._woken = asyncio.Event()
         self._room = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
@@ -149,14 +152,32 @@ class ManyStream:
         """An entry has news: written at once, unless its caller wants larger messages less often."""
         live = entry.live
         if live is not None and live.max_delay_seconds and not live.is_over:
-            loop = asyncio.get_running_loop()
             due = entry.told_at + live.max_delay_seconds
-            if due > loop.time():
-                if entry.timer is None:
-                    live.is_quiet = True
-                    entry.timer = loop.call_at(due, self._note, entry, None)
+            if due > asyncio.get_running_loop().time():
+                live.is_quiet = True
+                self._held[entry] = due
+                self._set_timer(due)
                 return
         self._note(entry, None)
+
+    def _set_timer(self, due: float) -> None:
+        """One timer for all that is held back."""
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due, self._let_go)
+
+    def _let_go(self) -> None:
+        """Has entries speak that are due, and those that are nearly so: together they make larger messages."""
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for entry, due in list(self._held.items()):
+            if entry.live is None or due <= now + entry.live.max_delay_seconds * EARLY_SHARE:
+                del self._held[entry]
+                self._note(entry, None)
+        if self._held:
+            self._set_timer(min(self._held.values()))
 
     def _note(self, entry: _Entry, error: FrontError | None) -> None:
         if error is not None:
@@ -198,7 +219,7 @@ class ManyStream:
             error = self._news.pop(entry)
             first = len(message.events)
             self._add_events(message, entry, error)
-            size += sum(event.ByteSize() for event in message.events[first:])
+            size += sum(map(_num_bytes, message.events[first:]))
         return message
 
     def _add_events(self, message: Any, entry: _Entry, error: FrontError | None) -> None:
@@ -206,12 +227,13 @@ class ManyStream:
             if error is not None or entry.live is None:
                 raise error or InternalError()
             entry.told_at = asyncio.get_running_loop().time()
-            if entry.timer is not None:
-                entry.timer.cancel()
-                entry.timer = None
+            self._held.pop(entry, None)
             entry.live.is_quiet = False
-            for event in entry.live.take() or self._beat_of(entry):
-                message.events.add(response=event)
+            num_events = len(message.events)
+            entry.live.take_into(lambda: message.events.add().response)
+            if entry.beats and len(message.events) == num_events:
+                message.events.add(response={"request_id": entry.request_id, "heartbeat": {}})
+            entry.beats = False
             if entry.live.is_taken:
                 self._remove(entry)
         except FrontError as failed:
@@ -219,12 +241,6 @@ class ManyStream:
             failure = generation_pb2.GenerateManyFailure(request_id=entry.request_id, status=failed.to_status())
             message.events.add(failure=failure)
             self._remove(entry)
-
-    def _beat_of(self, entry: _Entry) -> list[Any]:
-        if not entry.beats:
-            return []
-        entry.beats = False
-        return [generation_pb2.GenerateResponse(request_id=entry.request_id, heartbeat={})]
 
     async def _beat(self) -> None:
         """Has entries that want to know say that they are alive when they have said nothing for long."""
@@ -237,8 +253,7 @@ class ManyStream:
                     self._note(entry, None)
 
     def _remove(self, entry: _Entry) -> None:
-        if entry.timer is not None:
-            entry.timer.cancel()
+        self._held.pop(entry, None)
         self._entries.discard(entry)
         self._news.pop(entry, None)
         if self._by_id.get(entry.request_id) is entry:
@@ -249,6 +264,8 @@ class ManyStream:
 
     async def _close(self) -> None:
         """Ends whatever still runs."""
+        if self._timer is not None:
+            self._timer.cancel()
         tasks = [entry.task for entry in self._entries if entry.task is not None]
         tasks += [task for task in (self._reading, self._beating) if task is not None]
         for task in tasks:
@@ -256,3 +273,7 @@ class ManyStream:
         await asyncio.gather(*tasks, return_exceptions=True)
         for entry in list(self._entries):
             self._remove(entry)
+
+
+def _num_bytes(message: Any) -> int:
+    return int(message.ByteSize())

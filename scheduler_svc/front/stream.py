@@ -33,20 +33,31 @@ class HeadersFirst:
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self._begun = False
+        self._headers: asyncio.Future[None] | None = None
+        self._are_sent = False
+
+    def begin(self) -> None:
+        """Sends the headers before there is a message: after it nobody repeats the call for its caller any more."""
+        if self._headers is None:
+            self._headers = asyncio.ensure_future(self._context.send_initial_metadata(()))
+            self._headers.add_done_callback(_look_at)
 
     async def write(self, message: Any) -> None:
         """Writes one message."""
-        if not self._begun:
-            self._begun = True
-            headers = asyncio.ensure_future(self._context.send_initial_metadata(()))
-            headers.add_done_callback(_look_at)
-            try:
-                await asyncio.shield(headers)
-            except asyncio.CancelledError:
-                await asyncio.wait((headers,), timeout=HEADERS_SECONDS)
-                raise
+        if not self._are_sent:
+            await self._send_headers()
         await self._context.write(message)
+
+    async def _send_headers(self) -> None:
+        self.begin()
+        if self._headers is None:
+            return
+        try:
+            await asyncio.shield(self._headers)
+        except asyncio.CancelledError:
+            await asyncio.wait((self._headers,), timeout=HEADERS_SECONDS)
+            raise
+        self._are_sent = True
 
 
 def _look_at(headers: "asyncio.Future[None]") -> None:

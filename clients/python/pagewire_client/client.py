@@ -19,7 +19,7 @@ from . import convert
 from .channel import Tls, call_metadata, channel_options, health_number, health_request
 from .errors import RequestCancelledError, ServerError, from_rpc_error
 from .joining import Joiner
-from .many import run_many
+from .many import Many
 from .options import (
     GenerateOptions,
     Messages,
@@ -135,6 +135,7 @@ class Client:
         self._internal = self._channel if internal_target is None else _open(internal_target, None)
         self._generation = GenerationServiceStub(self._channel)
         self._models = ModelServiceStub(self._channel)
+        self._many = Many(self._channel)
 
     def generate(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -166,7 +167,7 @@ class Client:
         Raises: ServerError if the stream as a whole breaks.
         """
         deadline = self._timeout if timeout is None else timeout
-        return run_many(self._generation.GenerateMany, requests, timeout=deadline, metadata=self._metadata)
+        return self._many.run(requests, timeout=deadline, metadata=self._metadata)
 
     def cancel(self, request_id: str, *, timeout: float | None = None) -> None:
         """Ends a request from elsewhere; its stream ends with CANCELLED outputs. Raises: NotFoundError."""

@@ -6,7 +6,7 @@ other; leaving the iteration early, however, cancels what still runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -17,22 +17,43 @@ from .errors import InternalError, ServerError, from_rpc_error, from_status
 from .joining import Joiner
 from .results import Generation, Summary
 
+Outcomes = Iterator[tuple[str, Generation | ServerError]]
 
-def run_many(
-    method: Any, requests: Iterable[pb.GenerateRequest], **call: Any
-) -> Iterator[tuple[str, Generation | ServerError]]:
-    """Sends requests, each with an id of its own, and yields (id, outcome) in the order in which they end.
 
-    ``method`` is the stub's GenerateMany, ``call`` its timeout and metadata. Raises: ServerError if the stream breaks.
-    """
-    joiners: dict[str, Joiner] = {}
+class Many:
+    """GenerateMany of one channel."""
 
-    def start() -> Iterator[pb.GenerateManyRequest]:
-        for request in requests:
+    def __init__(self, channel: grpc.Channel) -> None:
+        name = "/pagewire.v1.GenerationService/GenerateMany"
+        kinds: dict[str, Any] = {
+            "request_serializer": pb.GenerateManyRequest.SerializeToString,
+            "response_deserializer": pb.GenerateManyResponse.FromString,
+        }
+        self._method: Any = channel.stream_stream(name, **kinds)
+        # On the wire the same call. gRPC gives one with a stream of requests two threads, and this one none: it takes a
+        # third of a millisecond less to begin.
+        self._method_of_one: Any = channel.unary_stream(name, **kinds)
+
+    def run(self, requests: Iterable[pb.GenerateRequest], **call: Any) -> Outcomes:
+        """Sends requests, each with an id of its own, and yields (id, outcome) in the order in which they end.
+
+        ``call`` are timeout and metadata. Raises: ServerError if the stream breaks.
+        """
+        joiners: dict[str, Joiner] = {}
+
+        def start(request: pb.GenerateRequest) -> pb.GenerateManyRequest:
             joiners[request.request_id] = Joiner()
-            yield pb.GenerateManyRequest(start=request)
+            return pb.GenerateManyRequest(start=request)
 
-    stream = method(start(), **call)
+        if isinstance(requests, Sequence) and len(requests) == 1:
+            stream = self._method_of_one(start(requests[0]), **call)
+        else:
+            stream = self._method(map(start, requests), **call)
+        yield from _outcomes(stream, joiners)
+
+
+def _outcomes(stream: Any, joiners: dict[str, Joiner]) -> Outcomes:
+    """What a stream tells of the requests in ``joiners``, which ends with it."""
     try:
         for message in stream:
             for event in message.events:
