@@ -99,9 +99,9 @@ class Engine:
         self._admitted: dict[WorkerId, dict[StepId, list[Output]]] = {}
         self._watched: dict[int, Callable[[], None]] = {}
         self._poller = zmq.Poller()
-        for router in routers:
-            for socket in router.poll_sockets:
-                self._poller.register(socket, zmq.POLLIN)
+        self._worker_sockets, self._front_sockets = (frozenset(router.poll_sockets) for router in routers)
+        for socket in self._worker_sockets | self._front_sockets:
+            self._poller.register(socket, zmq.POLLIN)
         self._tell_service()
 
     @property
@@ -158,12 +158,17 @@ class Engine:
 
     def run_round(self) -> None:
         ready = self._poller.poll(max(0, int(self._patience(self._clock()) * 1000 + 0.999)))
-        for source, _ in ready:
+        sources = {source for source, _ in ready}
+        for source in sources:
             if isinstance(source, int) and source in self._watched:
                 self._watched[source]()
         now = self._clock()
-        caught_up = self._read_workers(now)
-        caught_up &= self._read_fronts(now)
+        # To ask a socket in vain costs more than a message.
+        caught_up = True
+        if self._more_waits or not sources.isdisjoint(self._worker_sockets):
+            caught_up &= self._read_workers(now)
+        if self._more_waits or not sources.isdisjoint(self._front_sockets):
+            caught_up &= self._read_fronts(now)
         self._pass_time(now, caught_up)
         self._plan(now)
         self._apply_worker_events(self.workers.flush(now), now)

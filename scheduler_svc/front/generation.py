@@ -107,11 +107,11 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
         """Many requests over one stream."""
         with self._call(context):
             caller = HeadersFirst(context)
-            caller.begin()  # what goes wrong from here on is told in the stream
             stream = ManyStream(
                 self._preparation,
                 self._link,
                 caller.write,
+                on_submitted=caller.begin,
                 deadline=deadline_of(context.time_remaining()),
                 slow_reader_seconds=self._slow_reader_seconds,
             )

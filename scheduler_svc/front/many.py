@@ -10,7 +10,7 @@ stream is over, none of its requests runs on.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import structlog
@@ -58,11 +58,15 @@ class ManyStream:
         *,
         deadline: float | None,
         slow_reader_seconds: float,
+        on_submitted: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_submitted` is called for each entry that the scheduler is to run: what goes wrong with it from then on is
+        told in the stream."""
         self._preparation = preparation
         self._link = link
         self._figures = link.figures
         self._write = write
+        self._on_submitted = on_submitted
         self._deadline = deadline
         self._slow_reader_seconds = slow_reader_seconds
         self._reader_state = Reader()
@@ -123,6 +127,7 @@ class ManyStream:
                 reader=self._reader_state,
                 on_news=lambda: self._hear(entry),
             )
+            self._on_submitted()
             entry.told_at = -prepared.max_delay_seconds  # the first token is never held back
             if entry.is_cancelled:
                 entry.live.cancel()

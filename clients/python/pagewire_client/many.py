@@ -6,7 +6,8 @@ other; leaving the iteration early, however, cancels what still runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ from .errors import InternalError, ServerError, from_rpc_error, from_status
 from .joining import Joiner
 from .results import Generation, Summary
 
-Outcomes = Iterator[tuple[str, Generation | ServerError]]
+Outcomes = Generator[tuple[str, Generation | ServerError], None, None]
 
 
 class Many:
@@ -46,10 +47,10 @@ class Many:
             return pb.GenerateManyRequest(start=request)
 
         if isinstance(requests, Sequence) and len(requests) == 1:
-            stream = self._method_of_one(start(requests[0]), **call)
+            with closing(_outcomes(self._method_of_one(start(requests[0]), **call), joiners)) as outcomes:
+                yield next(outcomes)  # no need to wait for the status
         else:
-            stream = self._method(map(start, requests), **call)
-        yield from _outcomes(stream, joiners)
+            yield from _outcomes(self._method(map(start, requests), **call), joiners)
 
 
 def _outcomes(stream: Any, joiners: dict[str, Joiner]) -> Outcomes:
