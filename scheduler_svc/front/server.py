@@ -39,6 +39,7 @@ from scheduler_svc.front.child_pool import NUM_PROCESSES
 from scheduler_svc.front.errors import Reason, UnavailableError
 from scheduler_svc.front.form_reader import FormReader
 from scheduler_svc.front.generation import GenerationService
+from scheduler_svc.front.hang_up import hang_up
 from scheduler_svc.front.health import Health
 from scheduler_svc.front.in_flight import InFlight
 from scheduler_svc.front.load_report import ORCA, LoadReport
@@ -153,7 +154,7 @@ class Front:
     async def stop(self, seconds: float) -> None:
         """Takes no more requests, gives the running ones so long, or what a drain leaves them, then ends everything.
 
-        0: they get nothing. Clients are told to go away (GOAWAY) when none is left. Idempotent.
+        0: they get nothing. Connections end when none is left. Idempotent.
         """
         self._state.stop()
         was_idle = self.in_flight.is_idle
@@ -167,6 +168,7 @@ class Front:
             await self.in_flight.wait_idle(STOP_SECONDS)
         servers, self._servers = self._servers, []
         for server in servers:
+            hang_up(frozenset({self.port, self.internal_port, self.health_port}))
             await server.stop(STOP_SECONDS / 4)
         await self._state.close()
         await self._health.close()

@@ -3,13 +3,17 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import grpc
 import pytest
 from pagewire.v1 import generation_pb2_grpc
 from pagewire_client import AsyncClient, Client, UnavailableError
+from support.fake_server import FakeServer
+
+AWAY_SECONDS = 1.1
+"""A front that crashed is back after so long."""
 
 
 class Doomed(generation_pb2_grpc.GenerationServiceServicer):  # type: ignore[misc]
@@ -66,3 +70,14 @@ def test_a_retry_that_finds_no_server_is_unavailable(use: Callable[[str], list[C
         for call in calls:
             assert isinstance(call.exception(timeout=5), UnavailableError)
         stopped.wait(5)
+
+
+def test_a_server_that_is_started_again_is_found_by_those_that_asked_meanwhile() -> None:
+    with FakeServer() as first, Client(first.target) as client, ThreadPoolExecutor(9) as threads:
+        client.generate("x", timeout=10)
+        first.__exit__(None, None, None)
+        calls = [threads.submit(client.generate, "x y", timeout=10) for _ in range(4)]
+        calls += [threads.submit(lambda: client.stream("x y", timeout=10).join()) for _ in range(4)]
+        assert not wait(calls, timeout=AWAY_SECONDS).done
+        with FakeServer(first.port):
+            assert [call.result().outputs[0].text for call in calls] == ["X Y"] * 8

@@ -48,7 +48,7 @@ class Failure:
 class FakeServer:
     """Context manager. ``failures`` are used up one a generation call; ``hold`` makes streams wait after one delta."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.failures: deque[Failure] = deque()
         self.requests: list[generation_pb2.GenerateRequest] = []
         self.tokenize_requests: list[generation_pb2.TokenizeRequest] = []
@@ -64,7 +64,7 @@ class FakeServer:
         model_pb2_grpc.add_ModelServiceServicer_to_server(_Models(), self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(_Admin(), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self.target = f"127.0.0.1:{self.port}"
         self.set_serving(True)
 
