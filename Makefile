@@ -46,7 +46,12 @@ $(VENV)/.dev: $(VENV)/.runtime
 	$(INSTALL) $(CONSTRAINTS) -e '.[dev]'
 	@touch $@
 
-setup: $(VENV)/.dev ## make .venv and install everything into it
+# The scheduler runs from its source where its hot modules cannot be compiled.
+$(VENV)/.compiled: $(wildcard scheduler_svc/*.py scheduler_svc/core/*.py) $(VENV)/.dev
+	-$(BIN)/python -m scheduler_svc.compilation
+	@touch $@
+
+setup: $(VENV)/.compiled ## make .venv and install everything into it
 
 demo: $(VENV)/.runtime ## start the whole stack, stream a chat and eight completions, stop it
 	@$(BIN)/python -m pagewire_client.cli demo $(ARGS)
@@ -149,4 +154,5 @@ soak: $(VENV)/.dev ## the long tests: full fuzzing, endurance
 
 clean: ## remove the environment and everything generated outside git
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist
+	rm -rf scheduler_svc/__compiled__
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

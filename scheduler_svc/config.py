@@ -1,7 +1,8 @@
 """The scheduler's settings: flag, else PAGEWIRE_* environment, else YAML file, else default.
 
-The only module that reads the environment. A wrong value is one line that names the flag, the value and what is
-allowed. Keys of other programs in the file and unknown PAGEWIRE_* variables are ignored: both are shared with workers.
+The only module that reads the environment, but for compiled.py, whose choice comes before any settings. A wrong value
+is one line that names the flag, the value and what is allowed. Keys of other programs in the file and unknown
+PAGEWIRE_* variables are ignored: both are shared with workers.
 """
 
 import argparse

@@ -15,7 +15,7 @@ from types import FrameType
 
 import structlog
 
-from scheduler_svc import curve, run_dir
+from scheduler_svc import code, curve, run_dir
 from scheduler_svc.children import FrontFailed, Fronts
 from scheduler_svc.config import SchedulerConfig, runtime_dir
 from scheduler_svc.core.types import CoreConfig, SchedulingPolicy
@@ -190,6 +190,7 @@ class SchedulerProcess:
             metrics_port=config.metrics_port,
             worker_endpoint=self._worker_endpoint,
             pid=os.getpid(),
+            code=code,
         )
 
     def _take_signals(self) -> None:

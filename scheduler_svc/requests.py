@@ -28,26 +28,42 @@ class DuplicateRequest(Exception):  # noqa: N818 - names what the caller did
     """A live request of the tenant has the same id."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
 class Output:
     """One output: one request of the core."""
 
-    key: RequestKey
-    index: int
-    request: "Request"
-    num_tokens: int = 0
-    """As the core counted them last."""
-    running: bool = False
-    worker_id: str = ""
-    num_cached_tokens: int = 0
-    held_at: int | None = None
-    """Its ending after so many tokens waits for a front."""
-    has_token: bool = False
-    preempted_at: float | None = None
-    """Since when a request that had tokens gets none; None if it gets some."""
-    num_refused_plans: int = 0
-    """Plans in a row that workers refused and that may have been refused because of it."""
-    ended: Ended | None = None
+    __slots__ = (
+        "ended",
+        "has_token",
+        "held_at",
+        "index",
+        "key",
+        "num_cached_tokens",
+        "num_refused_plans",
+        "num_tokens",
+        "preempted_at",
+        "request",
+        "running",
+        "worker_id",
+    )
+    __deletable__ = ("request",)  # for mypyc, whose attributes cannot be deleted else
+
+    def __init__(self, *, key: RequestKey, index: int, request: "Request") -> None:
+        self.key = key
+        self.index = index
+        self.request = request
+        self.num_tokens = 0
+        """As the core counted them last."""
+        self.running = False
+        self.worker_id = ""
+        self.num_cached_tokens = 0
+        self.held_at: int | None = None
+        """Its ending after so many tokens waits for a front."""
+        self.has_token = False
+        self.preempted_at: float | None = None
+        """Since when a request that had tokens gets none; None if it gets some."""
+        self.num_refused_plans = 0
+        """Plans in a row that workers refused and that may have been refused because of it."""
+        self.ended: Ended | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -11,23 +11,24 @@ Any member whose prompt is computed will do as the source, so it does not matter
 no prefix cache.
 """
 
-from typing import NamedTuple
-
 from scheduler_svc.core.request import Request, Residence
 from scheduler_svc.core.types import PageId
 
 
-class Start(NamedTuple):
+class Start:
     """What of a request's tokens is there already when it begins."""
 
-    shared: list[PageId]
-    """Pages of its table that it shares."""
-    copied: PageId | None
-    """The page to copy behind those; None if there is none."""
-    num_tokens: int
-    """Tokens that these hold for it."""
-    is_fork: bool
-    """They are another output's, not the prefix cache's."""
+    __slots__ = ("copied", "is_fork", "num_tokens", "shared")
+
+    def __init__(self, shared: list[PageId], copied: PageId | None, num_tokens: int, *, is_fork: bool) -> None:
+        self.shared = shared
+        """Pages of its table that it shares."""
+        self.copied = copied
+        """The page to copy behind those; None if there is none."""
+        self.num_tokens = num_tokens
+        """Tokens that these hold for it."""
+        self.is_fork = is_fork
+        """They are another output's, not the prefix cache's."""
 
 
 def source_of(request: Request) -> Residence | None:

@@ -9,7 +9,6 @@ whole. So the size is bounded by the live requests and two constants. Nothing is
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import NamedTuple
 
 from scheduler_svc.core.admission import LOOK_AHEAD
 from scheduler_svc.core.plan import PlanDraft
@@ -65,14 +64,17 @@ class What(Enum):
     """Decisions between the one before and the one after."""
 
 
-class Decision(NamedTuple):
-    """One decision: when, in which step (0: none), what, and up to two details."""
+class Decision:
+    """One decision: when, in which step (0: none), what, and up to two details. Never changed."""
 
-    at: float
-    step_id: int
-    what: What
-    first: Detail = None
-    second: Detail = None
+    __slots__ = ("at", "first", "second", "step_id", "what")
+
+    def __init__(self, at: float, step_id: int, what: What, first: Detail = None, second: Detail = None) -> None:
+        self.at = at
+        self.step_id = step_id
+        self.what = what
+        self.first = first
+        self.second = second
 
 
 class _Record:
@@ -120,7 +122,7 @@ class FlightRecorder:
         return (
             Decision(now, 0, What.STANDS, *before),
             Decision(now, 0, What.BEHIND, head.key),
-            why._replace(at=now),
+            Decision(now, why.step_id, why.what, why.first, why.second),
         )
 
     def note_submitted(self, request: Request, num_waiting: int, now: float) -> None:

@@ -20,7 +20,7 @@ A request that decodes is described by a *lane* (see decoding.py), from which it
 from array import array
 from collections.abc import Sequence
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from scheduler_svc.core.accounts import Account
 from scheduler_svc.core.errors import InvariantViolation
@@ -31,12 +31,15 @@ Order = tuple[float, float, int]
 """Sorts requests, see policy.py. Unique, so requests are never compared themselves."""
 
 
-class Lane(NamedTuple):
-    """What a row does as long as it decodes: step s samples output position ``s + offset``."""
+class Lane:
+    """What a row does as long as it decodes: step s samples output position ``s + offset``. Never changed."""
 
-    request: "Request"
-    row: Row
-    offset: int
+    __slots__ = ("offset", "request", "row")
+
+    def __init__(self, request: "Request", row: Row, offset: int) -> None:
+        self.request = request
+        self.row = row
+        self.offset = offset
 
 
 class State(Enum):
@@ -64,8 +67,8 @@ MOVES: Final[dict[State, tuple[State, ...]]] = {
 }
 
 
-_WAITING = State.WAITING
-_ACCEPTING = (State.RUNNING, State.LANDING)
+_WAITING: Final = State.WAITING
+_ACCEPTING: Final = (State.RUNNING, State.LANDING)
 """States in which a token that comes is taken."""
 
 

@@ -9,7 +9,7 @@ wasted but never misplaced.
 
 from array import array
 from bisect import bisect_left
-from typing import NamedTuple
+from typing import Final
 
 from scheduler_svc.core.request import Lane, Request, Residence
 from scheduler_svc.core.token_ring import Run
@@ -22,16 +22,19 @@ Fill = tuple[Request, int, PageId]
 """(request, index in its page table, page): a page that is full after the step."""
 
 
-class Decoders(NamedTuple):
+class Decoders:
     """Decoding rows in ascending order, their lanes and their requests' keys: columns that nobody changes."""
 
-    rows: "array[int]"
-    lanes: list[Lane]
-    keys: "array[int]"
-    runs: list[Run]
+    __slots__ = ("keys", "lanes", "rows", "runs")
+
+    def __init__(self, rows: "array[int]", lanes: list[Lane], keys: "array[int]", runs: list[Run]) -> None:
+        self.rows = rows
+        self.lanes = lanes
+        self.keys = keys
+        self.runs = runs
 
 
-NOBODY = Decoders(array("i"), [], array("Q"), [])
+NOBODY: Final = Decoders(array("i"), [], array("Q"), [])
 
 
 class StepRecord:

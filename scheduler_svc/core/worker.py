@@ -192,13 +192,13 @@ class Worker:
 
         The lane sampled in the last step done.
         """
-        request, row, offset = lane
+        request = lane.request
         if not request.accepts_tokens:
             return
         output = request.output
-        first_step = len(output) - offset
+        first_step = len(output) - lane.offset
         if first_step <= self.done_step:
-            output.extend(self.ring.take(row, first_step, self.done_step))
+            output.extend(self.ring.take(lane.row, first_step, self.done_step))
             request.last_token_at = self.done_at
 
     def drop(self, request: Request) -> None:
