@@ -36,6 +36,7 @@ from scheduler_svc.front.access import Access, AccessOptions, InternalAccess
 from scheduler_svc.front.admin import AdminService
 from scheduler_svc.front.cache import CacheService
 from scheduler_svc.front.child_pool import NUM_PROCESSES
+from scheduler_svc.front.compression import MAX_MESSAGE_BYTES, OPTIONS, PLAIN_OPTIONS
 from scheduler_svc.front.errors import Reason, UnavailableError
 from scheduler_svc.front.form_reader import FormReader
 from scheduler_svc.front.generation import GenerationService
@@ -54,7 +55,6 @@ from scheduler_svc.front.tls import TlsFiles, server_credentials
 if TYPE_CHECKING:
     from scheduler_svc.front.tracing import Tracing
 
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 TOKENIZER_THREADS = 2
 STOP_SECONDS = 1.0
 REFUSAL_SECONDS = 0.25
@@ -181,7 +181,7 @@ class Front:
 
     def _server(self, admit: Admit, *, is_admin: bool, options: list[tuple[str, Any]]) -> Any:
         """A server with its services, not listening yet; ``is_admin``: AdminService is one of them."""
-        server = grpc.aio.server(interceptors=[StatusInterceptor(admit)], options=options)
+        server = grpc.aio.server(interceptors=[StatusInterceptor(admit)], options=[*options, *OPTIONS])
         generation = GenerationService(
             self._state,
             self.link,
@@ -225,7 +225,7 @@ class Front:
 
     def _health_server(self) -> Any:
         """For probes that reach neither the internal port nor have credentials."""
-        server = grpc.aio.server(options=server_options(reuse_port=False))
+        server = grpc.aio.server(options=[*server_options(reuse_port=False), *PLAIN_OPTIONS])
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         self._servers.append(server)
         return server

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from grpc.aio import AbortError, ServicerContext
 
 from scheduler_svc.front.caller import echo
+from scheduler_svc.front.compression import unpacked
 from scheduler_svc.front.errors import FrontError, InternalError, InvalidRequestError, forget_frames
 
 log = structlog.get_logger("pagewire.front")
@@ -73,7 +74,7 @@ def _reader(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], An
 
     def read(content: bytes) -> Any:
         try:
-            return content if deserializer is None else deserializer(content)
+            return content if deserializer is None else deserializer(unpacked(content))
         except DecodeError:
             raise InvalidRequestError.at("request", "the bytes are no message of this method's type") from None
 

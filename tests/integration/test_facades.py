@@ -25,7 +25,7 @@ SAID = "Hello, world"
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[ScriptedStack]:
-    with ScriptedStack() as running, running.worker(Limits()):
+    with ScriptedStack() as running, running.worker(Limits(), step_seconds=0.002):
         running.outputs[running.client.tokenize(GREETING)] = list(SAID.encode())
         running.outputs[(BOS, *b"abc")] = list(b"defghi")
         running.outputs[1, 2] = list(b"numbers")
