@@ -27,9 +27,14 @@ def main(arguments: list[str]) -> int:
 
     try:
         config = load_config(arguments)
+        others = None
+        if config.tensor_parallel_size > 1:
+            from gpu_worker.other_ranks import OtherRanks
+
+            others = OtherRanks(config)  # they load torch while this process does
         from gpu_worker.process import run_worker
 
-        code = run_worker(config)
+        code = run_worker(config, others)
         for number in (signal.SIGTERM, signal.SIGINT):
             # A second signal while the interpreter ends would be fatal: its handlers are gone by then.
             signal.signal(number, signal.SIG_IGN)

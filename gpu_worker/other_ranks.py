@@ -3,6 +3,8 @@
 For whoever starts a worker it is one process, rank 0. The others end when their link does, whatever ended rank 0. When
 one of them ends, what is on its device is gone and collectives would wait for it for ever, so the whole worker ends: it
 says goodbye to the scheduler, which has its requests computed anew by a worker that comes back or by another one.
+
+Imports no torch: rank 0 starts the others before it loads it itself.
 """
 
 import contextlib
@@ -14,11 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-import torch
-
-from gpu_worker.batch_plan import BatchPlan
 from gpu_worker.config import WorkerConfig
-from gpu_worker.model_runner import ModelRunner, StepOutput
 from gpu_worker.rank_link import RankLink
 
 RESET = b""
@@ -29,15 +27,16 @@ _END_SECONDS = 5
 class OtherRanks:
     """Ranks 1 and up. ``close`` ends them."""
 
-    def __init__(self, config: WorkerConfig, meeting_fd: int) -> None:
-        """``meeting_fd``: where ``rank_group.ProcessGroup`` of all ranks meet."""
+    def __init__(self, config: WorkerConfig) -> None:
+        self.meeting_fd = os.memfd_create("pagewire-ranks")
+        """Where ``rank_group.ProcessGroup`` of all ranks meet."""
         self.say_goodbye: Callable[[str], None] = lambda reason: None
         """Called with the reason before this process ends because a rank did."""
         self._ending = threading.Lock()
         self._links: list[RankLink] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         for rank in range(1, config.tensor_parallel_size):
-            self._start(rank, config, meeting_fd)
+            self._start(rank, config)
 
     def tell(self, message: bytes) -> None:
         """Once a rank is gone nothing matters any more."""
@@ -56,9 +55,9 @@ class OtherRanks:
             process.kill()
             process.wait()
 
-    def _start(self, rank: int, config: WorkerConfig, meeting_fd: int) -> None:
+    def _start(self, rank: int, config: WorkerConfig) -> None:
         ours, theirs = socket.socketpair()
-        fds = (theirs.fileno(), meeting_fd)
+        fds = (theirs.fileno(), self.meeting_fd)
         program = [sys.executable, "-m", "gpu_worker.rank", str(rank), *map(str, fds)]
         self._processes.append(subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=fds))
         theirs.close()
@@ -77,24 +76,3 @@ class OtherRanks:
         for process in self._processes:
             process.send_signal(signal.SIGKILL)
         os._exit(_LOST_CODE if message is None else _UNFIT_CODE)
-
-
-class LeadingRunner:
-    """Rank 0's runner: what it does, the others do."""
-
-    def __init__(self, runner: ModelRunner, others: OtherRanks) -> None:
-        self._runner = runner
-        self._others = others
-
-    @property
-    def device(self) -> torch.device:
-        return self._runner.device
-
-    def reset(self) -> None:
-        self._others.tell(RESET)
-        self._runner.reset()
-
-    def launch(self, plan: BatchPlan) -> StepOutput:
-        """As the runner's."""
-        self._others.tell(plan.frame)
-        return self._runner.launch(plan)

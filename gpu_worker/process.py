@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import os
 import queue
 import signal
 import sys
@@ -14,23 +13,25 @@ from gpu_worker import log, startup
 from gpu_worker.config import WorkerConfig
 from gpu_worker.curve import read_keys
 from gpu_worker.device import pick_device
-from gpu_worker.other_ranks import LeadingRunner, OtherRanks
+from gpu_worker.leading_runner import LeadingRunner
+from gpu_worker.other_ranks import OtherRanks
 from gpu_worker.rank_group import ALONE, ProcessGroup, RankGroup
 from gpu_worker.scheduler_link import LinkEvent, SchedulerLink, Stop
 from gpu_worker.worker import Runner, Worker
 
 
-def run_worker(config: WorkerConfig) -> int:
-    """Returns the exit code. Raises ConfigError, ModelLoadError, PagePoolTooSmallError, HelloRefusedError."""
+def run_worker(config: WorkerConfig, others: OtherRanks | None) -> int:
+    """Returns the exit code; ``others`` are ended then.
+
+    Raises ConfigError, ModelLoadError, PagePoolTooSmallError, HelloRefusedError.
+    """
     log.configure(config.log_format)
-    if config.tensor_parallel_size == 1:
+    if others is None:
         return _run(config, ALONE, None)
-    device = pick_device(config.device, 0, config.tensor_parallel_size)
-    meeting_fd = os.memfd_create("pagewire-ranks")
-    others = OtherRanks(config, meeting_fd)
     group: ProcessGroup | None = None
     try:
-        group = ProcessGroup(0, config.tensor_parallel_size, device, meeting_fd)
+        device = pick_device(config.device, 0, config.tensor_parallel_size)
+        group = ProcessGroup(0, config.tensor_parallel_size, device, others.meeting_fd)
         return _run(config, group, others)
     finally:
         others.close()
