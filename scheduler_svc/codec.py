@@ -70,6 +70,7 @@ FrontEvent = dict[str, Any]
 """Fields of a RequestEvent message."""
 FrontLogprobs = Any
 """An OutputLogprobs message."""
+_MAX_PIN_ID, _MAX_PIN_MS = 256, 7 * 24 * 3600 * 1000
 
 _REASONS = {reason: front_pb2.EndReason.Value(f"END_REASON_{reason.name}") for reason in EndReason}
 
@@ -467,6 +468,8 @@ def _pin(asked: Any) -> PinQuestion | None:
     try:
         page_hashes = [PageHash(each) for each in read_hashes(asked.page_hashes, "page_hashes")]
     except ColumnError:
+        return None
+    if not 0 < len(asked.pin_id) <= _MAX_PIN_ID or not 0 < asked.ttl_ms <= _MAX_PIN_MS:
         return None
     return PinQuestion(pin_id=asked.pin_id, seconds=asked.ttl_ms / 1e3, page_hashes=page_hashes)
 

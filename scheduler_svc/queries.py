@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import structlog
+
 from scheduler_svc import codec
-from scheduler_svc.core.errors import RequestRejected
+from scheduler_svc.core.errors import InvariantViolation, RequestRejected
 from scheduler_svc.core.explain import sentence
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import EndReason, NewPin, RequestKey
@@ -39,6 +41,7 @@ class Queries:
         self._core = core
         self._desk = desk
         self._workers = workers
+        self._log = structlog.get_logger()
 
     def reply(self, query: Query, num_link_faults: int, now: float) -> Any:
         """A Reply message."""
@@ -52,6 +55,11 @@ class Queries:
                 field=failure.field,
                 reason=failure.reason,
             )
+        except InvariantViolation:
+            raise
+        except Exception:
+            self._log.exception("query_failed", kind=query.kind)
+            return codec.reply(query.query_id, code=Code.INTERNAL, message="the scheduler failed on this question")
 
     def _answer(self, query: Query, num_link_faults: int, now: float) -> bytes:
         if query.kind == "load":
@@ -153,7 +161,7 @@ class Queries:
     def _pin(self, query: Query, now: float) -> bytes:
         """Answered by what the pin holds at once."""
         asked = query.pin
-        if asked is None or not asked.pin_id:
+        if asked is None:
             raise QueryFailed(Code.INVALID_ARGUMENT, "the prefix cannot be read")
         pin = NewPin(tenant=query.tenant, pin_id=asked.pin_id, page_hashes=asked.page_hashes, until=now + asked.seconds)
         try:

@@ -16,6 +16,9 @@ from support.scripted_worker import ScriptedWorker
 
 SEEDS = range(3)
 PROMPT = list(range(1, 40))
+UNLIMITED = admin_pb2.UpdateLimitsRequest(
+    max_num_seqs=256, max_num_batched_tokens=1024, max_queued_requests=0, max_queued_tokens=0
+)
 
 
 @pytest.fixture
@@ -50,6 +53,7 @@ def front_frames(front: RawFront, draw: random.Random) -> list[bytes]:
     ]
     limits = admin_pb2.UpdateLimitsRequest(max_num_seqs=256, max_queued_requests=0)
     question = front_pb2.PrefixQuestion(prompt_token_ids=array("i", PROMPT).tobytes(), root_hash=bytes(16))
+    pin = front_pb2.PinQuestion(pin_id="p", ttl_ms=1, page_hashes=bytes(range(32)))
     parts: list[dict[str, object]] = [
         {"submits": submits},
         {"cancels": [front_pb2.Cancel(key=submits[0].key, deadline=True)]},
@@ -59,6 +63,8 @@ def front_frames(front: RawFront, draw: random.Random) -> list[bytes]:
         {"queries": [front_pb2.Query(query_id=1, load=True), front_pb2.Query(query_id=2, get_request_id="r")]},
         {"queries": [front_pb2.Query(query_id=3, update_limits=limits), front_pb2.Query(query_id=4, workers=True)]},
         {"queries": [front_pb2.Query(query_id=5, explain_prefix=question)]},
+        {"queries": [front_pb2.Query(query_id=6, quote=submits[0]), front_pb2.Query(query_id=7, list_pins=True)]},
+        {"queries": [front_pb2.Query(query_id=8, pin_prefix=pin), front_pb2.Query(query_id=9, unpin_id="p")]},
         {"hello": front_pb2.FrontHello(protocol_version=1, pid=1)},
     ]
     frames = [front_pb2.FrontFrame(session=front.session, front_id=front.front_id, **part) for part in parts]  # type: ignore[arg-type]
@@ -85,6 +91,7 @@ def test_changed_frames_of_a_front(engine: EngineThread, seed: int) -> None:
                     link.send(changed(content, draw))
                     while link.poll(0):
                         link.recv()
+                front.query(update_limits=UNLIMITED)  # a changed frame may have set any
                 check(front)
         context.term()
         check(front)

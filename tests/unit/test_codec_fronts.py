@@ -1,6 +1,7 @@
 """Frames of the front link."""
 
 from array import array
+from typing import Any
 
 import pytest
 from pagewire.internal.v1 import front_pb2, worker_pb2
@@ -111,6 +112,20 @@ def test_a_prefix_that_cannot_be_read_is_none(column: str) -> None:
     assert first.prefix is not None
     assert (first.prefix.tenant, list(first.prefix.prompt), len(first.prefix.page_hashes)) == ("t", [0, 0], 2)
     assert second.prefix is None
+
+
+@pytest.mark.parametrize(
+    "fault", [{"page_hashes": bytes(17)}, {"pin_id": ""}, {"pin_id": "x" * 257}, {"ttl_ms": 0}, {"ttl_ms": 2**64 - 1}]
+)
+def test_a_pin_that_cannot_be_read_is_none(fault: dict[str, Any]) -> None:
+    asked = {"pin_id": "p", "ttl_ms": 1500, "page_hashes": bytes(32)}
+    good = front_pb2.Query(query_id=1, tenant="t", pin_prefix=asked)
+    broken = front_pb2.Query(query_id=2, pin_prefix={**asked, **fault})
+    frame = front_pb2.FrontFrame(front_id=1, queries=[good, broken])
+    (first, second) = codec.read_front_frame(frame.SerializeToString()).queries
+    assert first.pin is not None
+    assert (first.pin.pin_id, first.pin.seconds, len(first.pin.page_hashes)) == ("p", 1.5, 2)
+    assert second.pin is None
 
 
 @pytest.mark.parametrize("reason", list(EndReason))
