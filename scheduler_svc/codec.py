@@ -641,12 +641,12 @@ def _distribution(histogram: Histogram) -> Any:
     return admin_pb2.Distribution(bounds=histogram.bounds, counts=histogram.counts, sum=histogram.total)
 
 
-def workers_response(counts: Counts, devices: Mapping[WorkerId, str]) -> bytes:
-    """``devices`` are the workers' names for people, by worker id."""
+def workers_response(counts: Counts, hellos: Mapping[WorkerId, WorkerHello]) -> bytes:
     workers = [
         admin_pb2.Worker(
             worker_id=worker_id,
-            device=devices.get(worker_id, ""),
+            device=hellos[worker_id].device if worker_id in hellos else "",
+            pid=hellos[worker_id].pid if worker_id in hellos else 0,
             num_pages=pages.num_pages,
             num_free_pages=pages.num_free,
             num_held_pages=pages.num_held,

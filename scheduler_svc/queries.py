@@ -65,8 +65,7 @@ class Queries:
         if query.kind == "load":
             return self._load(num_link_faults)
         if query.kind == "workers":
-            devices = {worker_id: hello.device for worker_id, hello in self._workers.hellos.items()}
-            return codec.workers_response(self._core.counts(), devices)
+            return codec.workers_response(self._core.counts(), self._workers.hellos)
         if query.limits is not None:
             return self._update_limits(query.limits, now)
         if query.kind == "reset_prefix_cache":

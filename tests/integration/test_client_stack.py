@@ -15,6 +15,7 @@ import psutil
 import pytest
 from pagewire_client import HealthStatus, StackError
 from pagewire_client.child import Child, Command, describe_exit
+from pagewire_client.hung_workers import HungWorkers
 from pagewire_client.restarts import Restarts
 from pagewire_client.stack import LocalStack, free_ports
 
@@ -247,6 +248,28 @@ def test_exits_in_words() -> None:
     assert describe_exit(2) == "exit code 2"
     assert describe_exit(-9) == "signal SIGKILL"
     assert describe_exit(-200) == "signal 200"
+
+
+def test_a_worker_that_hangs_is_killed_and_started_again(place: Place) -> None:
+    """It is stopped, the scheduler names it no more, and it does not come back."""
+    named: set[int] = set()
+    with place.stack(hung=HungWorkers(lambda: named, patience_seconds=0.0, ask_seconds=0.0)) as stack:
+        first = stack.pids()["worker"]
+        os.kill(first, signal.SIGSTOP)
+        named.add(first)
+        wait_until(lambda: first in stack.hung.joined)
+        named.clear()
+        wait_until(lambda: stack.pids().get("worker", first) != first)
+    assert place.events[0] == f"worker (pid {first}) does nothing and does not come back; it is killed"
+    assert "SIGKILL" in place.events[1]
+
+
+def test_who_hangs_is_told_by_who_joined_and_is_gone() -> None:
+    answers: list[set[int] | None] = [{1}, {1, 2}, {2}, {2}, None, {2}, {2}, {2, 3}]
+    hung = HungWorkers(lambda: answers.pop(0), patience_seconds=10.0)
+    found = [hung.find([1, 2, 3], 6.0 * number) for number in range(8)]
+    assert found == [[], [], [], [], [], [], [], [1]]
+    assert hung.find([1, 2, 3], 43.0) == []
 
 
 def test_restarts_back_off_and_end() -> None:

@@ -37,6 +37,7 @@ class Worker:
     num_cached_pages: int
     num_requests_running: int
     num_steps: int
+    pid: int
 
 
 class AdminClient(Client):

@@ -1,8 +1,8 @@
 """A local stack: one scheduler and its workers as child processes.
 
 Decides when the stack is ready (its health says SERVING), when a start has failed (a child ended: at once, with its
-last lines), when a worker is started again, and the order of the stop: the scheduler first, which drains while the
-workers still compute, then the workers. Knows nothing of flags beyond those it must set itself.
+last lines), when a worker hangs or is started again, and the order of the stop: the scheduler first, which drains
+while the workers still compute, then the workers. Knows nothing of flags beyond those it must set itself.
 
 Invariants: every child is started by one thread that lives as long as the stack, because a child dies with the
 thread that started it; after ``stop`` no child runs and the private directory is gone.
@@ -27,6 +27,7 @@ from .child import Child, Command, describe_exit
 from .client import Client
 from .config import visible_gpus
 from .errors import ServerError, StackError
+from .hung_workers import HungWorkers, joined_pids
 from .restarts import Restarts
 from .results import HealthStatus
 
@@ -66,6 +67,7 @@ class LocalStack:
         drain_seconds: float = 40.0,
         stop_seconds: float = 10.0,
         make_restarts: Callable[[], Restarts] = Restarts,
+        hung: HungWorkers | None = None,
         on_line: Callable[[str, str], None] | None = None,
         on_event: Callable[[str], None] | None = None,
     ) -> None:
@@ -80,6 +82,7 @@ class LocalStack:
         self._on_line = on_line
         self._on_event = on_event
         self._scheduler: Child | None = None
+        self.hung = hung or HungWorkers(lambda: joined_pids(internal_target))
         self._settled = threading.Event()  # ready, or failed to become so
         self._stopping = threading.Event()
         self._hurry = threading.Event()
@@ -198,8 +201,19 @@ class LocalStack:
                     self._tell("scheduler ended by itself: everything stops")
                     return
                 raise self._ended_early(self._scheduler)
+            self._kill_hung()
             for worker in self._workers:
                 self._restart_if_crashed(worker)
+
+    def _kill_hung(self) -> None:
+        """One that hangs is started again like one that crashed."""
+        living = [w.child for w in self._workers if w.child is not None and w.child.exit_code() is None]
+        hung = self.hung.find([child.pid for child in living], time.monotonic())
+        for child in living:
+            if child.pid in hung:
+                self._tell(f"{child.name} (pid {child.pid}) does nothing and does not come back; it is killed")
+                child.kill()
+                child.wait(5.0)
 
     def _restart_if_crashed(self, worker: _Worker) -> None:
         now = time.monotonic()

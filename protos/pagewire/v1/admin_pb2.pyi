@@ -113,7 +113,7 @@ class ListWorkersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("worker_id", "device", "num_pages", "num_free_pages", "num_held_pages", "num_cached_pages", "num_requests_running", "num_steps")
+    __slots__ = ("worker_id", "device", "num_pages", "num_free_pages", "num_held_pages", "num_cached_pages", "num_requests_running", "num_steps", "pid")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class Worker(_message.Message):
     NUM_CACHED_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     device: str
     num_pages: int
@@ -130,7 +131,8 @@ class Worker(_message.Message):
     num_cached_pages: int
     num_requests_running: int
     num_steps: int
-    def __init__(self, worker_id: _Optional[str] = ..., device: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_held_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_requests_running: _Optional[int] = ..., num_steps: _Optional[int] = ...) -> None: ...
+    pid: int
+    def __init__(self, worker_id: _Optional[str] = ..., device: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_held_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_requests_running: _Optional[int] = ..., num_steps: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class ListWorkersResponse(_message.Message):
     __slots__ = ("workers",)
