@@ -59,9 +59,18 @@ def count_pages(available_bytes: int, shape: PageShape, *, max_model_len: int, m
 
 
 def allocate_pages(num_pages: int, shape: PageShape, device: torch.device) -> Sequence[torch.Tensor]:
-    """One tensor a layer, uninitialised: no slot is read before it is written, and untouched pages take no memory."""
+    """One tensor a layer, uninitialised: no slot is read before it is written, and untouched pages take no memory.
+
+    Raises PagePoolTooSmallError if there is not so much memory.
+    """
     size = (num_pages, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
-    return [torch.empty(size, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
+    try:
+        return [torch.empty(size, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
+    except (RuntimeError, MemoryError):  # on a CPU torch raises plain ones
+        raise PagePoolTooSmallError(
+            f"the page pool cannot be allocated: {num_pages} pages = {num_pages * shape.num_bytes >> 20} MiB; "
+            "lower --kv-cache-memory-bytes, --gpu-memory-utilization or --max-num-seqs"
+        ) from None
 
 
 def copy_pages(kv_pages: Sequence[torch.Tensor], sources: torch.Tensor, destinations: torch.Tensor) -> None:

@@ -32,6 +32,11 @@ def test_too_small_is_an_error_with_numbers(available: int) -> None:
         count_pages(available, SHAPE, max_model_len=100, max_num_seqs=8)
 
 
+def test_more_than_there_is_is_an_error_with_numbers() -> None:
+    with pytest.raises(PagePoolTooSmallError, match=r"cannot be allocated: \d+ pages = \d+ MiB; lower --kv-cache"):
+        allocate_pages((1 << 60) // SHAPE.num_bytes, SHAPE, CPU)
+
+
 def test_copies_touch_nothing_else() -> None:
     pages = allocate_pages(6, SHAPE, CPU)
     for layer in pages:
