@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pagewire_client import AsyncClient, Client, InvalidRequestError, NotFoundError, OverloadedError, UnavailableError
+from pagewire_client import (
+    AsyncClient,
+    Client,
+    DeadlineExceededError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
 from pagewire_client.cli.app import app
 from support.conditions import wait_until
 from support.scripted_rows import Limits
@@ -66,6 +74,14 @@ def test_a_pin_outlives_its_worker(stack: ScriptedStack) -> None:
         stack.client.generate(PROMPT, max_tokens=1)
         assert [each.num_pages for each in stack.client.pins()] == [2]
         stack.client.unpin_prefix(pin.pin_id)
+
+
+def test_a_pin_that_is_given_up_before_its_pages_are_there_ends(stack: ScriptedStack) -> None:
+    with stack.worker(LIMITS, step_seconds=0.5):
+        with pytest.raises(DeadlineExceededError):
+            stack.client.pin_prefix([*range(60)], ttl_seconds=60, timeout=0.2)
+        wait_until(lambda: stack.client.pins() == (), "no pin is left")
+        stack.wait_idle()
 
 
 def test_pins_are_their_tenants_and_bounded(stack: ScriptedStack) -> None:
