@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,10 +78,13 @@ def test_a_pin_outlives_its_worker(stack: ScriptedStack) -> None:
 
 
 def test_a_pin_that_is_given_up_before_its_pages_are_there_ends(stack: ScriptedStack) -> None:
-    with stack.worker(LIMITS, step_seconds=0.5):
+    with stack.worker(replace(LIMITS, max_num_seqs=1), step_seconds=0.01):
+        running = stack.client.stream([7], max_tokens=400)
+        next(iter(running))
         with pytest.raises(DeadlineExceededError):
             stack.client.pin_prefix([*range(60)], ttl_seconds=60, timeout=0.2)
         wait_until(lambda: stack.client.pins() == (), "no pin is left")
+        running.cancel()
         stack.wait_idle()
 
 
