@@ -7,11 +7,15 @@ the count), and how late a message leaves the front at a steady pace.
     streams N             Generate, text, a stop string on half of them; written as fast as the caller reads
     coalesced N           the same with `max_delay_ms`
     many N                the same over one GenerateMany stream
-    pace N                a step every 20 ms: time from the step's result to the arrival of each message at its caller
+    pace N                a step every 20 ms: time from the first message of a step to each of its messages, beside a
+                          bare grpc.aio server that writes the same messages in the same run
+    first N               one request of 512 ids after the other, after a pause each: time to its first token by
+                          Generate and to its end as LLM.generate asks, beside a health check
 """
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -24,12 +28,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pagewire_client import Client, HealthStatus, PagewireError
+from pagewire.v1 import generation_pb2 as pb
+from pagewire_client import Client, HealthStatus, PagewireError, ServerError
 
 from benchmarks.ports import free_port
 
 CLIENTS = 2
 START_SECONDS = 30.0
+WARM_UP, REPEATS = 20, 200
+PROMPT_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,7 @@ class Case:
     max_delay_ms: int = 0
     many: bool = False
     step_seconds: float = 0.0
+    pause_seconds: float = 0.0
 
 
 CASES = (
@@ -52,6 +60,7 @@ CASES = (
     Case(name="many 64", streams=64, tokens=3000, max_delay_ms=250, many=True),
     Case(name="many 256", streams=256, tokens=1500, max_delay_ms=250, many=True),
     Case(name="pace 64", streams=64, tokens=400, step_seconds=0.02),
+    Case(name="first 1", streams=1, tokens=1, pause_seconds=0.01),
 )
 
 
@@ -149,11 +158,67 @@ def measure(case: Case) -> dict[str, Any]:
         "front_cpu_seconds": round(cpu, 2),
     }
     if case.step_seconds:
-        row |= lateness([time for each in seen for time in each["arrivals"]], case.step_seconds)
+        row |= lateness(seen, case.step_seconds) | floor(case)
     return row
 
 
-def lateness(arrivals: list[float], step_seconds: float) -> dict[str, float]:
+def floor(case: Case) -> dict[str, float]:
+    """The same pace by a bare gRPC server."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.front_floor", "--port", str(port), "--streams", str(case.streams)]
+    command += ["--steps", str(case.tokens), "--step-seconds", str(case.step_seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        if server.stdout is None or not server.stdout.readline():
+            raise SystemExit("the bare server did not start")
+        seen = load(f"127.0.0.1:{port}", case)
+        cpu_us = float(server.stdout.readline())
+    late = lateness(seen, case.step_seconds)
+    return {"floor_tokens_per_cpu_second": round(1e6 / cpu_us), **{f"floor_{name}": late[name] for name in late}}
+
+
+def measure_first(case: Case) -> dict[str, Any]:
+    """A row about requests one after the other, by turns in three ways."""
+    draw = random.Random(1)
+    seconds: dict[str, list[float]] = {"health": [], "generate": [], "many": []}
+    with service(0.0) as running, Client(running.target) as client:
+        for number in range(WARM_UP + REPEATS):
+            prompt = [draw.randrange(256) for _ in range(PROMPT_TOKENS)]
+            for name, ask in (("health", ask_health), ("generate", ask_generate), ("many", ask_many)):
+                time.sleep(case.pause_seconds)
+                began = time.perf_counter()
+                ask(client, prompt)
+                if number >= WARM_UP:
+                    seconds[name].append(time.perf_counter() - began)
+                prompt = prompt[1:] + prompt[:1]  # no page of it is cached
+    row: dict[str, Any] = {"case": case.name}
+    for name, values in seconds.items():
+        row |= {f"{name}_least_ms": round(min(values) * 1000, 2)}
+        row |= {f"{name}_p50_ms": round(statistics.median(values) * 1000, 2)}
+    return row
+
+
+def ask_health(client: Client, prompt: list[int]) -> None:
+    """A call that only the front's own gRPC answers."""
+    client.health()
+
+
+def ask_generate(client: Client, prompt: list[int]) -> None:
+    """As far as the first event of a stream."""
+    with client.stream(prompt, max_tokens=1, temperature=0) as stream:
+        next(stream)
+
+
+def ask_many(client: Client, prompt: list[int]) -> None:
+    """As LLM.generate asks for one prompt."""
+    request = pb.GenerateRequest(request_id="1", token_ids={"ids": prompt}, stop={"max_tokens": 1})
+    request.output.token_ids = True
+    request.output.max_delay_ms = 1000
+    for _, outcome in client.run_many([request]):
+        if isinstance(outcome, ServerError):
+            raise outcome
+
+
+def lateness(seen: list[dict[str, Any]], step_seconds: float) -> dict[str, float]:
     """How long after the first message of its step each message came, in milliseconds.
 
     All messages of a step are due at once, so the first one's arrival is the zero: what the others wait for is the
@@ -161,7 +226,7 @@ def lateness(arrivals: list[float], step_seconds: float) -> dict[str, float]:
     """
     late: list[float] = []
     start = -1.0
-    for arrival in sorted(arrivals):
+    for arrival in sorted(each for client in seen for each in client["arrivals"]):
         if arrival - start > step_seconds / 2:
             start = arrival
         late.append((arrival - start) * 1000)
@@ -176,7 +241,7 @@ def main() -> int:
     given = parser.parse_args()
     for case in CASES:
         if not given.cases or case.name.startswith(tuple(given.cases)):
-            print(json.dumps(measure(case)), flush=True)
+            print(json.dumps((measure_first if case.pause_seconds else measure)(case)), flush=True)
     return 0
 
 
