@@ -9,6 +9,7 @@ after an error no event follows. A request that its reader leaves before the end
 """
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ from scheduler_svc.front.endings import (
 )
 from scheduler_svc.front.errors import FrontError, UnavailableError
 from scheduler_svc.front.logprobs import MAX_POSITIONS, PromptLogprobs
-from scheduler_svc.front.output import TOLD_TOKENS, Output
+from scheduler_svc.front.output import Output
 from scheduler_svc.front.prepared_request import PreparedRequest
 from scheduler_svc.front.scheduler_link import SchedulerLink
 
@@ -124,6 +125,10 @@ class LiveRequest:
         """What takes the tokens of one output."""
         return self._outputs[index].adder(self._hear) if index < len(self._outputs) else _drop
 
+    def slot(self, index: int) -> "array[int] | None":
+        """Where the tokens of one output wait."""
+        return self._outputs[index].slot if index < len(self._outputs) else None
+
     def _hear(self, output: Output) -> None:
         """An output has tokens that nobody has taken."""
         if not self._has_tokens:
@@ -132,7 +137,7 @@ class LiveRequest:
                 self._prepared.span.first_token()
         if self.reader.is_blocked or self.is_quiet:
             # With stop strings generation should stop, however long its reader takes.
-            if self._prepared.stops is not None and output.num_unread > TOLD_TOKENS:
+            if self._prepared.stops is not None and output.num_unread > 1:
                 self._scan(output)
             if self.reader.is_blocked and sum(each.pending_bytes for each in self._outputs) > MAX_PENDING_BYTES:
                 self.fail(slow_reader_error())

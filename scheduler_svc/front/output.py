@@ -19,8 +19,6 @@ from scheduler_svc.front.stop_strings import StopMatcher
 
 MAX_PIECE_TOKENS = 8192
 """Most tokens decoded at once, so that messages stay far below what clients accept."""
-TOLD_TOKENS = 32
-"""While tokens are not taken, so many more are told of again."""
 
 
 class Output:
@@ -37,7 +35,6 @@ class Output:
         "_ready_ids",
         "_ready_text",
         "_skips_tail",
-        "_slot",
         "_stop_token_ids",
         "_stop_token_seen",
         "ending",
@@ -46,6 +43,7 @@ class Output:
         "is_stop_told",
         "num_to_stop",
         "num_told",
+        "slot",
         "stop_string",
         "was_finished",
     )
@@ -76,6 +74,9 @@ class Output:
         """Its tokens as its caller has counted them so far."""
         self.was_finished = False
         """Its caller had its `finished` event before."""
+        self.slot = array("i")
+        """Tokens that were not decoded yet. While it holds some, the link may append to it. When a stop string is found
+        there is another one, and whatever comes stays behind."""
         self._num_skipped = 0
         self._skips_tail = False
         self._detokenizer = detokenizer
@@ -84,7 +85,6 @@ class Output:
         self._include_stop = include_stop
         self._logprobs = LogprobColumns()
         self._min_tokens = min_tokens
-        self._slot = array("i")
         self._ready_text: list[str] = []
         self._ready_ids = array("i")
         self._num_decoded = 0
@@ -94,12 +94,12 @@ class Output:
     def pending_bytes(self) -> int:
         """About the size of what was not taken yet."""
         ready = sum(map(len, self._ready_text)) if self._ready_text else 0
-        return (len(self._slot) + len(self._ready_ids)) * 4 + ready + self._logprobs.num_bytes
+        return (len(self.slot) + len(self._ready_ids)) * 4 + ready + self._logprobs.num_bytes
 
     @property
     def num_unread(self) -> int:
         """Tokens that were not decoded yet."""
-        return len(self._slot)
+        return len(self.slot)
 
     @property
     def num_decoded(self) -> int:
@@ -109,7 +109,7 @@ class Output:
     @property
     def num_received(self) -> int:
         """Tokens received, those behind a stop string left out."""
-        return self._num_decoded + len(self._slot)
+        return self._num_decoded + len(self.slot)
 
     def skip(self, num_tokens: int, *, tail: bool, finished: bool) -> None:
         """Text and ids of the first tokens, and the tail of the text, are not to be taken: the caller has them."""
@@ -118,18 +118,12 @@ class Output:
         self.was_finished = finished
 
     def adder(self, on_unread: Callable[["Output"], None]) -> Callable[[int], None]:
-        """What takes the scheduler's tokens one by one; those behind a stop string are dropped.
-
-        It tells of the first token that was not decoded yet, and of every TOLD_TOKENS more: all else that is to be done
-        for tokens is done then, and no more than this for each of them.
-        """
+        """What takes one of the scheduler's tokens and tells of it; those behind a stop string are dropped."""
 
         def add(token_id: int) -> None:
             if self.stop_string is None:
-                slot = self._slot
-                slot.append(token_id)
-                if len(slot) % TOLD_TOKENS == 1:
-                    on_unread(self)
+                self.slot.append(token_id)
+                on_unread(self)
 
         return add
 
@@ -147,16 +141,16 @@ class Output:
         self.ending = ending
         excess = self.num_received - ending.num_output_tokens
         if excess > 0:
-            del self._slot[max(0, len(self._slot) - excess) :]
+            del self.slot[max(0, len(self.slot) - excess) :]
 
     def scan(self) -> None:
         """Decodes and searches all that came, for a later `take`."""
-        while self._slot:
+        while self.slot:
             self._decode_piece()
 
     def take(self) -> "tuple[str, array[int]]":
         """Text that is certain by now, and the ids taken with it; both empty if nothing is new."""
-        while self._slot and not self._ready_ids:
+        while self.slot and not self._ready_ids:
             self._decode_piece()
         text, token_ids = "".join(self._ready_text), self._ready_ids
         self._ready_text = []
@@ -175,16 +169,16 @@ class Output:
     def _decode_piece(self) -> None:
         num_skipped = max(0, self._num_skipped - self._num_decoded)
         num_unmatched = max(0, self._min_tokens - self._num_decoded) if self._matcher is not None else 0
-        token_ids = self._slot[
+        token_ids = self.slot[
             : min(num_skipped or MAX_PIECE_TOKENS, num_unmatched or MAX_PIECE_TOKENS, MAX_PIECE_TOKENS)
         ]
         if not token_ids:
             return
-        del self._slot[: len(token_ids)]
+        del self.slot[: len(token_ids)]
         text = self._decode(token_ids)
         if self.stop_string is not None:
             del token_ids[self.num_to_stop - self._num_decoded :]
-            self._slot = array("i")
+            self.slot = array("i")
         self._num_decoded += len(token_ids)
         if num_skipped:
             return

@@ -40,6 +40,9 @@ class Resumption:
         """Notes the tokens of one output, from its first on."""
         return lambda token_id: self._heard.append(lambda live: live.adder(index)(token_id))
 
+    def slot(self, index: int) -> None:
+        """There is none yet."""
+
     def add_logprobs(self, index: int, found: Any) -> None:
         """A request that asks for them cannot be resumed."""
 

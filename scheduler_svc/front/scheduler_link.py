@@ -12,6 +12,7 @@ blame the scheduler.
 import asyncio
 import os
 import secrets
+from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -31,6 +32,8 @@ log = structlog.get_logger("pagewire.front")
 
 HEARTBEAT_SECONDS = 0.5
 MAX_SILENT_HEARTBEATS = 10
+TOLD_FRAMES = 32
+"""Sinks whose tokens nobody takes hear of every so many frames that there are more."""
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 """A frame is closed once it is larger; a single prompt may make it larger still."""
 QUERY_SECONDS = 5.0
@@ -42,7 +45,11 @@ class Sink(Protocol):
     """A live request, as the link sees it. None of the calls may block or raise."""
 
     def adder(self, index: int) -> Callable[[int], None]:
-        """What takes the token ids of one output, one by one."""
+        """What takes a token id of one output."""
+
+    def slot(self, index: int) -> "array[int] | None":
+        """Where token ids of one output wait. While some do the link appends others itself: then `adder` is called for
+        the first of them and now and then. None: it is called for all."""
 
     def add_logprobs(self, index: int, found: Any) -> None:
         """A pagewire.internal.v1.RowLogprobs of one output's next token, or of the prompt."""
@@ -79,8 +86,11 @@ class SchedulerLink:
         self._sinks: dict[int, Sink] = {}
         self._adders: dict[int, Callable[[int], None]] = {}
         """By output key, of the outputs that got tokens."""
+        self._slots: dict[int, array[int]] = {}
+        """The same."""
         self._names: dict[int, list[int]] = {}
         """The output keys of each request in `_adders`."""
+        self._num_frames = 0
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._outgoing: deque[tuple[str, Any, int]] = deque()
         self._socket = LinkSocket(
@@ -144,6 +154,7 @@ class SchedulerLink:
         self._sinks.pop(key, None)
         for name in self._names.pop(key, ()):
             del self._adders[name]
+            self._slots.pop(name, None)
 
     def cancel(self, key: int, *, deadline: bool = False, broken: bool = False, code: int = 0) -> None:
         """Asks the scheduler to end a request; if its stream is `broken`, only unless it can be resumed. `code` is what
@@ -290,20 +301,29 @@ class SchedulerLink:
         token_ids = read_ints(tokens.token_ids, "token_ids")
         if len(keys) != len(token_ids):
             raise ColumnError("the columns of tokens do not fit one another")
-        adders = self._adders
+        self._num_frames += 1
+        slots = self._slots if self._num_frames % TOLD_FRAMES else {}
         for output, token_id in zip(keys, token_ids):  # noqa: B905 (compared above)
-            add = adders.get(output) or self._adder(output)
-            add(token_id)
+            slot = slots.get(output)
+            if slot:
+                slot.append(token_id)
+            else:
+                self._tell(output, token_id)
 
-    def _adder(self, output: int) -> Callable[[int], None]:
-        """What takes the tokens of an output that had none before, or of one that nobody waits for."""
-        key, index = front_key_and_index(output)
-        sink = self._sinks.get(key)
-        if sink is None:
-            return _drop
-        add = self._adders[output] = sink.adder(index)
-        self._names.setdefault(key, []).append(output)
-        return add
+    def _tell(self, output: int, token_id: int) -> None:
+        """Has a sink take a token, unless nobody waits for it."""
+        add = self._adders.get(output)
+        if add is None:
+            key, index = front_key_and_index(output)
+            sink = self._sinks.get(key)
+            if sink is None:
+                return
+            add = self._adders[output] = sink.adder(index)
+            slot = sink.slot(index)
+            if slot is not None:
+                self._slots[output] = slot
+            self._names.setdefault(key, []).append(output)
+        add(token_id)
 
     def _lose(self) -> None:
         """Forgets the session: live requests fail, the front says hello again."""
@@ -327,7 +347,3 @@ class SchedulerLink:
 
     def _gone(self) -> FrontError:
         return UnavailableError("the scheduler cannot be reached", reason=Reason.SCHEDULER_LOST.value, retry_ms=1000)
-
-
-def _drop(token_id: int) -> None:
-    """Takes a token that nobody waits for."""

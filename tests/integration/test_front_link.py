@@ -25,6 +25,9 @@ class Numbers:
     def adder(self, index: int) -> Callable[[int], None]:
         return self.add
 
+    def slot(self, index: int) -> None:
+        """Every token is to be told."""
+
     def add(self, token_id: int) -> None:
         self.token_ids.append(token_id)
         self.changed.set()

@@ -88,7 +88,7 @@ def test_health_bytes_are_those_of_the_real_messages() -> None:
 
 def test_generation_retries_are_few_and_only_for_unavailable() -> None:
     config = service_config()
-    assert '"maxAttempts": 5' in config
+    assert '"maxAttempts": 3' in config
     assert config.count('"retryableStatusCodes": ["UNAVAILABLE"]') == config.count("retryPolicy")
     assert "hedging" not in config
     assert "retryThrottling" in config

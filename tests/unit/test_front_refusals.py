@@ -25,6 +25,9 @@ class Large:
 class Context:
     """The part of a call's context that ends it."""
 
+    def invocation_metadata(self) -> None:
+        """None came."""
+
     async def abort(self, code: grpc.StatusCode, message: str, trailing_metadata: Any = ()) -> None:
         raise AbortError
 

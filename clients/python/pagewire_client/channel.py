@@ -1,10 +1,10 @@
 """How a channel to a server is opened: options, credentials, retries.
 
-Retries are gRPC's own, from the service config below: reads up to 4 attempts, generation up to 5, only on UNAVAILABLE
+Retries are gRPC's own, from the service config below: reads up to 4 attempts, generation up to 3, only on UNAVAILABLE
 and only before the first message of the answer (gRPC commits a call at its first byte), throttled over the whole
-channel. Generation's delays add up to 1.8 s at least: a front that is started again is back within that. A server's
-pushback is honoured. Nothing that changes a server is retried but CancelRequest, which may run twice; nothing is ever
-hedged.
+channel. Of generation's two delays the first is for another server that may be there, the second for this one to be
+started again: together they take 1.5 s at least. A server's pushback is honoured. Nothing that changes a server is
+retried but CancelRequest, which may run twice; nothing is ever hedged.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Tls:
         return grpc.ssl_channel_credentials(self.root_certificates, self.private_key, self.certificate_chain)
 
 
-def _policy(max_attempts: int, first_backoff: str) -> dict[str, object]:
-    """Each delay is twice the one before, give or take a fifth."""
+def _policy(max_attempts: int, first_backoff: str, multiplier: int) -> dict[str, object]:
+    """Delays are what is said here, give or take a fifth."""
     return {
         "maxAttempts": max_attempts,
         "initialBackoff": first_backoff,
         "maxBackoff": "2s",
-        "backoffMultiplier": 2,
+        "backoffMultiplier": multiplier,
         "retryableStatusCodes": ["UNAVAILABLE"],
     }
 
@@ -59,7 +59,7 @@ def service_config() -> str:
         return {"name": names, "retryPolicy": policy}
 
     config = {
-        "methodConfig": [entry(_READS, _policy(4, "0.1s")), entry(_GENERATION, _policy(5, "0.15s"))],
+        "methodConfig": [entry(_READS, _policy(4, "0.1s", 2)), entry(_GENERATION, _policy(3, "0.15s", 12))],
         # Some hundred calls may fail together when a server is started again.
         "retryThrottling": {"maxTokens": 1000, "tokenRatio": 0.1},
     }
@@ -78,7 +78,7 @@ def channel_options(tls: Tls | None) -> list[tuple[str, str | int]]:
         ("grpc.keepalive_timeout_ms", 20_000),
         # A server that is started again is found soon: by default gRPC looks after 1 s, 2.6 s, ...
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 300),
         # Every client has a connection of its own: another client's backoff never delays it.
         ("grpc.use_local_subchannel_pool", 1),
     ]
