@@ -6,6 +6,7 @@ Without mypyc or a C compiler there is nothing to do, and the service runs from 
 when it is complete, so whoever looks for it meanwhile finds nothing.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from scheduler_svc.compiled import KEPT, PACKAGE, SOURCES, folder
 from scheduler_svc.compiled_values import with_constructors
 
 _COMPILE_SECONDS = 900
+# Of gcc: a third less time than mypyc's own choice, and nothing slower.
+_LEVELS = {"MYPYC_OPT_LEVEL": "1", "MYPYC_DEBUG_LEVEL": "0"}
 # What is imported but not compiled is looked at for its types only, and may be missing.
 _FLAGS = ("--config-file=", "--follow-imports=silent", "--ignore-missing-imports", "--explicit-package-bases")
 
@@ -71,7 +74,7 @@ def _compile(scratch: Path) -> Path:
         (source / each).write_text(with_constructors((source / each).read_text()))
     done = subprocess.run(
         [sys.executable, "-m", "mypyc", *_FLAGS, *paths],
-        cwd=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=_COMPILE_SECONDS,
+        cwd=source, env={**os.environ, **_LEVELS}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=_COMPILE_SECONDS,
     )  # fmt: skip
     if done.returncode:
         raise CompilationError(done.stdout)
