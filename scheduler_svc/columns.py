@@ -6,7 +6,6 @@ Knows nothing of messages. Reading checks lengths: a column that is not whole ra
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 HASH_BYTES = 16
 INT, LONG, FLOAT = "i", "Q", "f"
@@ -28,7 +27,19 @@ def pack(typecode: str, values: Iterable[float]) -> bytes:
     return swapped.tobytes()
 
 
-ints, longs, floats = partial(pack, INT), partial(pack, LONG), partial(pack, FLOAT)
+def ints(values: Iterable[int]) -> bytes:
+    """The bytes of an int32 column."""
+    return pack(INT, values)
+
+
+def longs(values: Iterable[int]) -> bytes:
+    """The bytes of a uint64 column."""
+    return pack(LONG, values)
+
+
+def floats(values: Iterable[float]) -> bytes:
+    """The bytes of a float32 column."""
+    return pack(FLOAT, values)
 
 
 def read_ints(content: bytes, name: str) -> "array[int]":

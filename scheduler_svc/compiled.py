@@ -30,7 +30,7 @@ _SERVICE = (
 )
 SOURCES = (*(f"core/{name}.py" for name in _CORE), *(f"{name}.py" for name in _SERVICE))
 """What is compiled: what a step runs through, but for what has subclasses that are not."""
-_TYPES = ("core/errors.py", "core/placement.py", "core/value.py", "compiled_values.py")
+_TYPES = ("core/errors.py", "core/placement.py", "core/value.py", "compiled_source.py")
 """What the compiled modules depend on beside each other."""
 
 

@@ -4,7 +4,6 @@ An observation costs one binary search over some ten bounds. One that happened m
 is one call. Counts only ever grow; a histogram of another process is added by the difference to what it said last.
 """
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -24,7 +23,7 @@ class Histogram:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
-        self.counts: array[int] = array("Q", bytes(8 * (len(bounds) + 1)))
+        self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:

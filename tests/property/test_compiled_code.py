@@ -12,10 +12,12 @@ from support.compiled_code import compile_or_skip, run
 from support.core_random import RandomLife
 
 import scheduler_svc
+from benchmarks.scheduler import Bench, Scenario
 from scheduler_svc import codec
 from scheduler_svc.core import request
 from scheduler_svc.traced_core import TracedCore, TraceFile
 
+DESK = Scenario(name="desk", running=8, prompt=40, output=64, steps=150)
 NUM_LIVES, NUM_MORE_LIVES = 15, 100
 SAID = "compiled from .so\n"
 
@@ -48,11 +50,24 @@ def test_plans_traces_and_decisions_are_the_same_bytes(tmp_path: Path) -> None:
     here.mkdir()
     there.mkdir()
     write_lives(here)
+    write_steps(here)
     done = run(__file__, str(there))
     assert done.returncode == 0, done.stderr
     assert done.stdout == SAID
     for path in sorted(here.iterdir()):
         assert (there / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def write_steps(folder: Path) -> None:
+    """The bytes that go to worker and front in the steps of the benchmark."""
+    bench = Bench(DESK)
+    plans, frames = [], []
+    plan, flush = bench.plan, bench.flush
+    bench.plan = lambda: plans.append(plan()) or plans[-1]  # type: ignore[method-assign, func-returns-value]
+    bench.flush = lambda: frames.append(flush()) or frames[-1]  # type: ignore[method-assign, func-returns-value]
+    assert len(list(bench.run())) == DESK.steps
+    (folder / "plans").write_bytes(b"".join(plans))
+    (folder / "frames").write_bytes(b"".join(frames))
 
 
 def test_a_trace_is_replayed_by_compiled_code(tmp_path: Path) -> None:
@@ -92,5 +107,6 @@ if __name__ == "__main__":
     print(scheduler_svc.code, "from", Path(request.__file__).suffix)
     if sys.argv[1]:
         write_lives(Path(sys.argv[1]))
+        write_steps(Path(sys.argv[1]))
     else:
         live(int(sys.argv[2]))

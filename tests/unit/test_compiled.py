@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc import compilation, compiled
-from scheduler_svc.compiled_values import with_constructors
+from scheduler_svc.compiled_source import for_compiler
 
 VALUES = '''\
+"""A value and a constant."""
+
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.value import value
@@ -27,7 +29,7 @@ class Pair:
     """The third."""
 
 
-LINE = 16
+LINE = 18
 '''
 
 
@@ -67,8 +69,8 @@ def test_without_the_tools_nothing_is_compiled(
 
 
 def test_values_get_their_constructors_and_keep_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = with_constructors(VALUES)
-    assert source.splitlines()[15] == "LINE = 16"
+    source = for_compiler(VALUES)
+    assert source.splitlines()[17] == "LINE: Final = 18"
     path = tmp_path / "compiled_pair.py"
     path.write_text(source)
     monkeypatch.syspath_prepend(tmp_path)

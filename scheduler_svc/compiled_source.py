@@ -1,25 +1,37 @@
-"""How values are written for mypyc: with their constructors spelt out.
+"""How a source is written for mypyc: what it would find out slowly is spelt out, in the copy that is compiled.
 
 mypyc leaves the constructor of a dataclass to ``dataclasses``: a function of Python that sets each field through a
-descriptor, slower than the source's. So in the copy of a source that is compiled, each class under ``@value``
-gets the constructor that ``dataclass`` would make, as source, and is compared and shown as any other dataclass. Every
-line keeps its number: the constructor stands where an empty line was.
+descriptor, slower than the source's. So each class under ``@value`` gets the constructor that ``dataclass`` would make,
+as source; it is compared and shown as any other dataclass. And it looks a module's constants up in each use unless they
+are final, as names in capitals are. Every line keeps its number: what is added stands where an empty line was.
 """
 
 import ast
 from collections.abc import Iterator
 
 _DATACLASS = "@dataclass(kw_only=True, unsafe_hash=True)"
+_FINAL = "from typing import Final"
 
 
-def with_constructors(source: str) -> str:
-    """The source with constructors of its values."""
-    lines = [*source.splitlines(), ""]
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef) and (at := _decoration(node)) is not None and node.end_lineno is not None:
+def for_compiler(source: str) -> str:
+    """The source as mypyc shall see it. It begins with a docstring, an empty line behind it."""
+    lines, tree = [*source.splitlines(), ""], ast.parse(source)
+    lines[tree.body[0].end_lineno or 0] = _FINAL
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and (at := _decoration(node)) is not None:
             lines[at - 1] = _DATACLASS
-            lines[node.end_lineno] = _constructor(node)
+            lines[node.end_lineno or 0] = _constructor(node)
+        elif isinstance(node, ast.Assign) and (name := _constant(node)) is not None:
+            lines[node.lineno - 1] = lines[node.lineno - 1].replace(name, f"{name}: Final", 1)
     return "\n".join(lines) + "\n"
+
+
+def _constant(node: ast.Assign) -> str | None:
+    """The name of a constant. Tuples are left alone: mypyc mistakes some of floats for values that were never set."""
+    target = node.targets[0]
+    if isinstance(target, ast.Name) and target.id.isupper() and not isinstance(node.value, ast.Tuple):
+        return target.id
+    return None
 
 
 def _decoration(node: ast.ClassDef) -> int | None:
