@@ -155,7 +155,7 @@ def report(comparison: Comparison) -> str:
     lines = [*table(comparison.rows), "", f"{first} / {second}", ""]
     lines += ["| workload | metric | median of pairs | spread | pairs | aim |", "|---|---|---|---|---|---|"]
     for ratio in comparison.ratios():
-        aim = target(comparison.rows[0].model, ratio.workload, ratio.metric)
+        aim = target(comparison.rows[0].model, comparison.rows[0].quantization, ratio.workload, ratio.metric)
         lines.append(f"{ratio.line()} {f'{aim}: {aim.verdict(ratio.pairs)}' if aim is not None else ''} |")
     for name, counts in comparison.equal_outputs.items():
         if any(equal for equal, _ in counts):

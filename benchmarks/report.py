@@ -24,6 +24,7 @@ SHOWN = (
     ("b64", "output_tokens_per_s"),
     ("ragged256", "output_tokens_per_s"),
     ("prefix64", "time"),
+    ("equal100", "output_tokens_per_s"),
     *(("serve64", each) for each in ("output_tokens_per_s", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99")),
     *(("serve256", each) for each in ("output_tokens_per_s", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99")),
     ("serve256", "tokens_per_message"),
@@ -47,26 +48,27 @@ def newest(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Ro
 
 def tables(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Markdown of every model, with the peer's figures beside ours where both were measured."""
-    for (model, quantization), engines in newest(rows).items():
+    for name, engines in newest(rows).items():
         ours, peers = engines.get("pagewire", {}), [name for name in engines if name != "pagewire"]
-        yield f"{model}, {quantization}:"
+        yield f"{', '.join(name)}:"
         yield ""
-        yield f"| workload | metric | Pagewire | {''.join(f'{name} | ' for name in peers)}ratio (pairs) | aim | floor |"
-        yield "|---" * (6 + len(peers)) + "|"
+        columns = ("workload", "metric", "Pagewire", *peers, "ratio (pairs)", "aim", "floor", "commit")
+        yield f"| {' | '.join(columns)} |"
+        yield "|---" * len(columns) + "|"
         for key in SHOWN:
             if key in ours:
-                yield _line(model, key, ours[key], [engines[name].get(key) for name in peers])
+                yield _line(name, key, ours[key], [engines[peer].get(key) for peer in peers])
         yield ""
 
 
-def _line(model: str, key: Key, ours: dict[str, Any], peers: Sequence[dict[str, Any] | None]) -> str:
+def _line(name: tuple[str, str], key: Key, ours: dict[str, Any], peers: Sequence[dict[str, Any] | None]) -> str:
     ratios = ours.get("ratios") or []
-    aim = target(model, *key)
+    aim = target(*name, *key)
     spread = f"{ours['ratio']:.3f} ({min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)})" if ratios else ""
     cells = [key[0], key[1].replace("_", " "), _value(ours), *map(_value, peers), spread]
     cells.append("" if aim is None else f"{aim}: {aim.verdict(ratios)}" if ratios else str(aim))
     share = ours.get("floor_share")
-    return "| " + " | ".join([*cells, "" if share is None else f"{share:.2f}"]) + " |"
+    return "| " + " | ".join([*cells, "" if share is None else f"{share:.2f}", ours["commit"]]) + " |"
 
 
 def _value(row: dict[str, Any] | None) -> str:

@@ -184,11 +184,12 @@ def test_medians_ratios_and_verdicts_reach_the_page() -> None:
         ("vllm", 1.0, None),
     ]
     page = render(f"before\n{BEGIN}\nold\n{END}\nafter\n", summary)
-    line = "| prefix64 | time | 0.6 s | 1 s | 0.600 (0.500 to 0.750, 3) | ≤ 0.70: not decided | 0.50 |"
+    line = "| prefix64 | time | 0.6 s | 1 s | 0.600 (0.500 to 0.750, 3) | ≤ 0.70: not decided | 0.50 | c |"
     assert line in page.splitlines()
     assert "old" not in page
-    aim = target("llama-8b", "prefix64", "time")
+    aim = target("llama-8b", "bfloat16", "prefix64", "time")
     assert aim is not None
+    assert target("llama-8b", "awq", "prefix64", "time") != aim
     assert (aim.verdict([0.5, 0.6]), aim.verdict([0.8])) == ("met", "missed")
 
 

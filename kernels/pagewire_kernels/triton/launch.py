@@ -77,13 +77,12 @@ def decode_splits(
     return (of_long, LONG_SPLIT_TOKENS) if uneven and of_long > splits else (splits, MIN_SPLIT_TOKENS)
 
 
-def decode_tiles(group_size: int, dtype: torch.dtype, hip: bool, *, shares: bool = False) -> AttentionTiles:
-    """Tiles for one query a sequence: the group's heads padded to what a matrix instruction needs. Of
-    sequences that share only what they do not share is read, which is little: many programs at once matter more."""
+def decode_tiles(group_size: int, dtype: torch.dtype, hip: bool) -> AttentionTiles:
+    """Tiles for one query a sequence: the group's heads padded to what a matrix instruction needs."""
     rows = max(16, next_power_of_two(group_size))
     if dtype == torch.float32:
         return AttentionTiles(rows=rows, tokens=32, num_warps=4, num_stages=1 if hip else 2)
-    return AttentionTiles(rows=rows, tokens=32 if shares else 64, num_warps=4, num_stages=1 if hip else 3)
+    return AttentionTiles(rows=rows, tokens=64, num_warps=4, num_stages=1 if hip else 3)
 
 
 def chunk_tiles(group_size: int, max_query_len: int, dtype: torch.dtype, hip: bool) -> AttentionTiles:

@@ -179,7 +179,7 @@ def paged_decode(
     """
     num_heads, num_kv_heads, head_dim, page_size = check_attention_shapes(q, kv_pages)
     sequences = batch.num_decodes
-    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip(), shares=batch.shared is not None)
+    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip())
     splits, min_split = decode_splits(
         sequences, num_kv_heads, batch.max_kv_len, num_processors(q.device), uneven=batch.uneven
     )
