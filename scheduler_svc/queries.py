@@ -164,10 +164,9 @@ class Queries:
             raise QueryFailed(Code.INVALID_ARGUMENT, "the prefix cannot be read")
         pin = NewPin(tenant=query.tenant, pin_id=asked.pin_id, page_hashes=asked.page_hashes, until=now + asked.seconds)
         try:
-            self._core.pin(pin, now)
+            return codec.pin_response(self._core.pin(pin, now), now)
         except RequestRejected as error:
             raise QueryFailed.rejected(error) from None
-        return codec.pin_response(self._core.pins(query.tenant)[-1], now)
 
     def _unpin(self, query: Query, now: float) -> bytes:
         if not self._core.unpin((query.tenant, query.unpin_id), now):

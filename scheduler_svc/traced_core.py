@@ -28,6 +28,7 @@ from scheduler_svc.core.types import (
     NewPin,
     NewRequest,
     PageNames,
+    Pin,
     PinKey,
     RequestKey,
     StepResult,
@@ -141,8 +142,8 @@ class TracedCore(Scheduler):
         written = trace_format.write_limits(limits)
         return self._call("update_limits", now, written, lambda: super(TracedCore, self).update_limits(limits, now))
 
-    def pin(self, pin: NewPin, now: float) -> None:
-        self._call("pin", now, trace_format.write_pin(pin), lambda: super(TracedCore, self).pin(pin, now))
+    def pin(self, pin: NewPin, now: float) -> Pin:
+        return self._call("pin", now, trace_format.write_pin(pin), lambda: super(TracedCore, self).pin(pin, now))
 
     def unpin(self, key: PinKey, now: float) -> bool:
         return self._call("unpin", now, [list(key)], lambda: super(TracedCore, self).unpin(key, now))

@@ -20,19 +20,21 @@ from scheduler_svc.core.worker import Worker
 class Pins:
     """By key, in the order in which they were made."""
 
-    __slots__ = ("_next_expiry", "_pins", "_share")
+    __slots__ = ("_next_expiry", "_num_pages", "_pins", "_share")
 
     def __init__(self, share: float) -> None:
         """``share``: of a worker's pages, what pins may name at most."""
         self._share = share
         self._pins: dict[PinKey, NewPin] = {}
+        self._num_pages: dict[str, int] = {}
+        """What each tenant's pins name; no zeros."""
         self._next_expiry: float | None = None
 
     def __iter__(self) -> Iterator[PinKey]:
         """In their order; for checks."""
         return iter(self._pins)
 
-    def add(self, pin: NewPin, workers: Sequence[Worker]) -> None:
+    def add(self, pin: NewPin, workers: Sequence[Worker]) -> Pin:
         """Takes a pin; the workers hold what they have of it.
 
         Raises: RequestRejected: it keeps no page, is there already, or pins may not name so many pages.
@@ -45,21 +47,23 @@ class Pins:
         if not workers:
             raise RequestRejected(RejectCode.NO_WORKER, "", "no worker has joined yet")
         most = min(self._most(worker) for worker in workers)
-        self._check(count, self._pins.values(), most, "pins")
+        own = self._num_pages.get(pin.tenant, 0)
+        _check(count, sum(self._num_pages.values()), most, "pins")
         if pin.tenant:
-            own = [other for other in self._pins.values() if other.tenant == pin.tenant]
-            self._check(count, own, most // 2, "pins of one tenant")
+            _check(count, own, most // 2, "pins of one tenant")
         self._pins[key] = pin
+        self._num_pages[pin.tenant] = own + count
         for worker in workers:
             worker.pool.pin(key, pin.page_hashes)
-        self._see_expiry()
+        if self._next_expiry is None or pin.until < self._next_expiry:
+            self._next_expiry = pin.until
+        return _seen(pin, workers)
 
     def remove(self, key: PinKey, workers: Iterable[Worker]) -> bool:
         """Ends a pin; False if there is none of this key."""
-        if self._pins.pop(key, None) is None:
+        if key not in self._pins:
             return False
-        for worker in workers:
-            worker.pool.unpin(key)
+        self._drop(key, workers)
         self._see_expiry()
         return True
 
@@ -74,15 +78,7 @@ class Pins:
 
     def of(self, tenant: str, workers: Sequence[Worker]) -> list[Pin]:
         """A tenant's pins. Costs their pages on all workers."""
-        return [
-            Pin(
-                pin_id=pin.pin_id,
-                num_pages=max((worker.pool.num_pinned(key) for worker in workers), default=0),
-                until=pin.until,
-            )
-            for key, pin in self._pins.items()
-            if pin.tenant == tenant
-        ]
+        return [_seen(pin, workers) for pin in self._pins.values() if pin.tenant == tenant]
 
     def next_expiry(self) -> float | None:
         """When the first of them ends."""
@@ -94,16 +90,30 @@ class Pins:
             return
         held = list(workers)
         for key in [key for key, pin in self._pins.items() if pin.until <= now]:
-            self.remove(key, held)
+            self._drop(key, held)
+        self._see_expiry()
 
     def _most(self, worker: Worker) -> int:
         return int(worker.pool.num_pages * self._share)
 
-    def _check(self, count: int, pins: Iterable[NewPin], most: int, whose: str) -> None:
-        taken = sum(len(pin.page_hashes) for pin in pins)
-        if taken + count > most:
-            message = f"{whose} name {taken} pages; with {count} more they would be over {most}"
-            raise RequestRejected(RejectCode.PIN_QUOTA, "", message)
+    def _drop(self, key: PinKey, workers: Iterable[Worker]) -> None:
+        pin = self._pins.pop(key)
+        self._num_pages[pin.tenant] -= len(pin.page_hashes)
+        if not self._num_pages[pin.tenant]:
+            del self._num_pages[pin.tenant]
+        for worker in workers:
+            worker.pool.unpin(key)
 
     def _see_expiry(self) -> None:
         self._next_expiry = min((pin.until for pin in self._pins.values()), default=None)
+
+
+def _seen(pin: NewPin, workers: Sequence[Worker]) -> Pin:
+    held = (worker.pool.num_pinned((pin.tenant, pin.pin_id)) for worker in workers)
+    return Pin(pin_id=pin.pin_id, num_pages=max(held, default=0), until=pin.until)
+
+
+def _check(count: int, taken: int, most: int, whose: str) -> None:
+    if taken + count > most:
+        message = f"{whose} name {taken} pages; with {count} more they would be over {most}"
+        raise RequestRejected(RejectCode.PIN_QUOTA, "", message)

@@ -252,8 +252,8 @@ class Scheduler:
             worker.limit(limits)
         return []
 
-    def pin(self, pin: NewPin, now: float) -> None:
-        """Keeps a prefix's pages cached from when they are.
+    def pin(self, pin: NewPin, now: float) -> Pin:
+        """Keeps a prefix's pages cached from when they are; tells how many are now.
 
         Raises:
             RequestRejected: it cannot be kept. Nothing of it is.
@@ -261,7 +261,7 @@ class Scheduler:
         if not self._config.enable_prefix_caching:
             raise RequestRejected(RejectCode.INVALID, "prefix", "prefix caching is off")
         self._pins.expire(now, self._placement.workers.values())
-        self._pins.add(pin, list(self._placement.workers.values()))
+        return self._pins.add(pin, list(self._placement.workers.values()))
 
     def unpin(self, key: PinKey, now: float) -> bool:
         """Ends a pin; False if there is none of this key."""
