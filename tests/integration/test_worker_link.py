@@ -452,3 +452,11 @@ def test_nan_ends_one_request_alone(engine: EngineThread, front: RawFront) -> No
         assert front.requests[keys[2]].output() == expected(PROMPTS[2], NUM_TOKENS)
         assert worker.num_joins == 1
         engine.wait_clean()
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cuda:0 Imaginary", 0.05), ("cpu", 0.0)])
+def test_steps_of_gpu_workers_have_a_target(engine: EngineThread, front: RawFront, device: str, seconds: float) -> None:
+    with ScriptedWorker(engine.worker_endpoint, device=device) as worker:
+        front.wait_ready()
+        cards = engine.call(lambda running: [each.card for each in running.core._placement.workers.values()])
+        assert [(card.worker_id, card.target_step_seconds) for card in cards] == [(worker.worker_id, seconds)]
