@@ -89,7 +89,8 @@ class StepGraphs:
                 run()  # compiles kernels and makes workspaces, which cannot be done while capturing
                 stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                graph.capture_begin(pool=self._pool)
+                # Not "global": a thread of NCCL's looks at its events meanwhile.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     sampled = run()
                 finally:
