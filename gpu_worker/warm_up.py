@@ -46,7 +46,7 @@ def _decode_at(limits: RowLimits, length: int) -> BatchPlan:
     """One row that computes its last token over pages of any content."""
     num_pages = -(-length // limits.page_size)
     return BatchPlan(
-        new_rows=_new_rows(1, length, num_cached=length - 1),
+        new_rows=new_rows(1, length, num_cached=length - 1),
         append_rows=int32s([0] * num_pages),
         append_pages=np.arange(num_pages, dtype=np.int32),
         chunk_rows=int32s([0]),
@@ -56,9 +56,10 @@ def _decode_at(limits: RowLimits, length: int) -> BatchPlan:
     )
 
 
-def _new_rows(
+def new_rows(
     num_rows: int, num_tokens: int, *, num_cached: int = 0, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0
 ) -> NewRows:
+    """Rows of token 0 alone."""
     ones = np.ones(num_rows, dtype=np.int32)
     return NewRows(
         rows=np.arange(num_rows, dtype=np.int32),
@@ -88,7 +89,7 @@ def _plans(
         return []
     rows = np.arange(num_rows, dtype=np.int32)
     ones = np.ones(num_rows, dtype=np.int32)
-    new = _new_rows(num_rows, num_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
+    new = new_rows(num_rows, num_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
     append_rows = np.repeat(rows, pages_each).astype(np.int32)
     append_pages = np.arange(num_rows * pages_each, dtype=np.int32)
     chunks = [part for part in (num_tokens // 2, num_tokens - num_tokens // 2) if part]
