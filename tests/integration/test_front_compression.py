@@ -43,9 +43,9 @@ async def test_grp_01_compressed_messages_have_the_same_limit() -> None:
 
 
 def test_no_more_is_unpacked_than_is_allowed() -> None:
-    packer = zlib.compressobj(9, wbits=31)
-    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(1024)) + packer.flush()
-    assert len(bomb) < 2 << 20
+    packer = zlib.compressobj(1, wbits=31)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(64)) + packer.flush()
+    assert len(bomb) < 1 << 20
     with pytest.raises(ExhaustedError):
         unpacked(bomb)
     assert unpacked(gzip.compress(bytes(MAX_MESSAGE_BYTES))) == bytes(MAX_MESSAGE_BYTES)
