@@ -5,6 +5,7 @@ A pin is made before its prefix is computed, so that no page of it can be evicte
 the pin ends.
 """
 
+import contextlib
 import uuid
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from pagewire.v1 import cache_pb2, cache_pb2_grpc
 
 from scheduler_svc.columns import HASH_BYTES
 from scheduler_svc.front.caller import CALLER
-from scheduler_svc.front.errors import InvalidRequestError
+from scheduler_svc.front.errors import FrontError, InvalidRequestError
 from scheduler_svc.front.generation import deadline_of
 from scheduler_svc.front.in_flight import InFlight
 from scheduler_svc.front.live_request import LiveRequest
@@ -66,17 +67,17 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):  # type: ignore[misc]
             )
             tenant = CALLER.get().tenant
             response = cache_pb2.PinPrefixResponse.FromString(await self._link.query(tenant, pin_prefix=asked))
-            if response.pin.num_pages * HASH_BYTES < len(asked.page_hashes):
-                try:
-                    await self._warm(request.prefix, deadline)
-                except BaseException:
+            if response.pin.num_pages * HASH_BYTES == len(asked.page_hashes):
+                return response
+            try:
+                await self._warm(request.prefix, deadline)
+            except BaseException:
+                with contextlib.suppress(FrontError):  # its time may be over, or the scheduler gone
                     await self._link.query(tenant, unpin_id=asked.pin_id)
-                    raise
-                known = {pin.pin_id: pin for pin in await self._pins()}
-                response.pin.num_pages, response.pin.ttl_ms = 0, 0
-                if asked.pin_id in known:  # else its time is over already
-                    response.pin.CopyFrom(known[asked.pin_id])
-            return response
+                raise
+            over = cache_pb2.Pin(pin_id=asked.pin_id)
+            now = next((pin for pin in await self._pins() if pin.pin_id == asked.pin_id), over)
+            return cache_pb2.PinPrefixResponse(pin=now)
 
     async def UnpinPrefix(self, request: Any, context: Any) -> Any:
         """Ends a pin."""
