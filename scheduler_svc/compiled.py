@@ -20,17 +20,17 @@ PACKAGE = Path(__file__).parent
 KEPT = PACKAGE / "__compiled__"
 _CORE = (
     *("accounts", "admission", "batcher", "claims", "decoding", "expiry", "fairness", "family", "flight_recorder"),
-    *("hit_counts", "page_hash", "page_pool", "plan", "prefix_cache", "prefix_history", "rates", "registry", "request"),
-    *("results", "shared_prefixes", "step", "step_pace", "stop_tokens", "supply", "tally", "token_ring", "types"),
-    *("waiting", "worker"),
+    *("hit_counts", "page_hash", "page_pool", "placement", "plan", "prefix_cache", "prefix_history", "rates"),
+    *("registry", "request", "results", "scheduler", "shared_prefixes", "step", "step_pace", "stop_tokens", "supply"),
+    *("tally", "token_ring", "types", "waiting", "worker"),
 )
 _SERVICE = (
     *("codec", "columns", "drain_rate", "expected_rows", "front_desk", "histogram", "messages", "outbox"),
     *("output_key", "request_metrics", "requests"),
 )
 SOURCES = (*(f"core/{name}.py" for name in _CORE), *(f"{name}.py" for name in _SERVICE))
-"""What is compiled: what a step runs through, but for what has subclasses that are not."""
-_TYPES = ("core/errors.py", "core/placement.py", "core/value.py", "compiled_source.py")
+"""What is compiled: what a step runs through."""
+_TYPES = ("core/errors.py", "core/value.py", "compiled_source.py")
 """What the compiled modules depend on beside each other."""
 
 

@@ -2,15 +2,22 @@
 
 mypyc leaves the constructor of a dataclass to ``dataclasses``: a function of Python that sets each field through a
 descriptor, slower than the source's. So each class under ``@value`` gets the constructor that ``dataclass`` would make,
-as source; it is compared and shown as any other dataclass. And it looks a module's constants up in each use unless they
-are final, as names in capitals are. Every line keeps its number: what is added stands where an empty line was.
+as source; it is compared and shown as any other dataclass. It looks a module's constants up in each use unless they are
+final, as names in capitals are; and a class that may have subclasses outside has to say so. Every line keeps its
+number: what is added stands where an empty line was.
 """
 
 import ast
 from collections.abc import Iterator
 
 _DATACLASS = "@dataclass(kw_only=True, unsafe_hash=True)"
-_FINAL = "from typing import Final"
+_FINAL = "from typing import TYPE_CHECKING, Final"
+_OPEN = ("Placement", "Scheduler")
+"""Classes with subclasses that are not compiled: traced cores, rules to compare with."""
+_OPENING = (
+    "if TYPE_CHECKING: from mypy_extensions import mypyc_attr",
+    "@mypyc_attr(allow_interpreted_subclasses=True)",
+)
 
 
 def for_compiler(source: str) -> str:
@@ -21,6 +28,8 @@ def for_compiler(source: str) -> str:
         if isinstance(node, ast.ClassDef) and (at := _decoration(node)) is not None:
             lines[at - 1] = _DATACLASS
             lines[node.end_lineno or 0] = _constructor(node)
+        elif isinstance(node, ast.ClassDef) and node.name in _OPEN:
+            lines[node.lineno - 3 : node.lineno - 1] = _OPENING
         elif isinstance(node, ast.Assign) and (name := _constant(node)) is not None:
             lines[node.lineno - 1] = lines[node.lineno - 1].replace(name, f"{name}: Final", 1)
     return "\n".join(lines) + "\n"
