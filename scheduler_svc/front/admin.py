@@ -8,6 +8,7 @@ from pagewire.v1 import admin_pb2, admin_pb2_grpc
 from scheduler_svc.front.caller import CALLER
 from scheduler_svc.front.errors import Reason
 from scheduler_svc.front.scheduler_link import SchedulerLink
+from scheduler_svc.front.validation import LONGEST_MS
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc]
@@ -27,7 +28,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc]
     async def Drain(self, request: Any, context: Any) -> Any:
         """Starts a drain of the whole server."""
         if request.HasField("timeout_ms"):
-            await self._link.query(drain_ms=request.timeout_ms)
+            await self._link.query(drain_ms=min(request.timeout_ms, LONGEST_MS))
         else:
             await self._link.query(drain=True)
         return admin_pb2.DrainResponse()

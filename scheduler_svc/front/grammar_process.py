@@ -8,13 +8,14 @@ others.
 
 import json
 import random
+import re
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from scheduler_svc.front.child_limits import Answer, serve
 from scheduler_svc.front.closed_schema import closed_schema
@@ -26,6 +27,7 @@ _TRIAL_TOKENS = 256
 _MAX_MESSAGE = 300
 _NOTHING = "there is no text of this form"
 _LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=100_000, verbose_errors=False)
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _NO_BLANKS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 """JSON has one blank behind commas and colons and no other: models that like blanks would never come to an end."""
 
@@ -49,9 +51,9 @@ def _literal(char: str) -> str:
 
 
 def _of_grammar(text: str) -> str:
-    """Lark's notation or GBNF's, whose first rule is ``root``."""
+    """Lark's notation or GBNF's, whose first rule is ``root``. Only a rule of GBNF begins with a name and ``::=``."""
     try:
-        lark = any_to_lark(text)
+        lark = gbnf_to_lark(text) if _GBNF_RULE.search(text) else text
     except Exception as error:  # the converter raises plain ones
         raise RefusedError(str(error)) from None
     grammar = json.dumps({"grammars": [{"lark_grammar": lark}]})

@@ -21,6 +21,7 @@ from scheduler_svc.front.live_request import LiveRequest, Reader
 from scheduler_svc.front.preparation import Preparation
 from scheduler_svc.front.scheduler_link import SchedulerLink
 from scheduler_svc.front.stream import HEARTBEAT_SECONDS, SlowReaderGuard, Write
+from scheduler_svc.front.validation import LONGEST_MS
 
 log = structlog.get_logger("pagewire.front")
 
@@ -115,7 +116,7 @@ class ManyStream:
         loop = asyncio.get_running_loop()
         deadline = self._deadline
         if message.HasField("timeout_ms"):
-            own = loop.time() + message.timeout_ms / 1000
+            own = loop.time() + min(message.timeout_ms, LONGEST_MS) / 1000
             deadline = own if deadline is None else min(own, deadline)
         try:
             prepared = await self._preparation.prepare(message.start, deadline=deadline)

@@ -245,7 +245,8 @@ def _check_scheduling(scheduling: Any, output: Any, bad: Violations) -> None:
         f"must have at most {MAX_SALT_BYTES} bytes",
     )
     if scheduling.HasField("time_limit_ms"):
-        bad.unless(1 <= scheduling.time_limit_ms <= LONGEST_MS, "scheduling.time_limit_ms", "must be at least 1")
+        inside = 1 <= scheduling.time_limit_ms <= LONGEST_MS
+        bad.unless(inside, "scheduling.time_limit_ms", f"must lie in [1, {LONGEST_MS}]")
     grace = scheduling.resume_grace_ms
     bad.unless(grace <= MAX_GRACE_MS, "scheduling.resume_grace_ms", f"must be at most {MAX_GRACE_MS}")
     if grace and (output.HasField("logprobs") or output.HasField("prompt_logprobs")):

@@ -362,6 +362,8 @@ async def test_admin_answers_on_the_internal_port_alone() -> None:
             assert [decision.text for decision in explained.decisions] == ["waits"]
             await admin.Drain(admin_pb2.DrainRequest(timeout_ms=5))
             assert stack.scheduler.queries[-1].drain_ms == 5
+            await admin.Drain(admin_pb2.DrainRequest(timeout_ms=2**64 - 1))
+            assert stack.scheduler.queries[-1].drain_ms == 2**53  # further milliseconds are not told apart
             await admin.Drain(admin_pb2.DrainRequest())
             assert stack.scheduler.queries[-1].drain
             await admin.UpdateLimits(admin_pb2.UpdateLimitsRequest(max_num_seqs=3))

@@ -80,7 +80,7 @@ async def test_cancel_in_stream_and_timeouts() -> None:
         async def requests() -> AsyncIterator[Any]:
             yield start("slow")
             yield start("late", timeout_ms=100)
-            yield start("quick")
+            yield start("quick", timeout_ms=2**64 - 1)
             yield pb.GenerateManyRequest(cancel_request_id="nobody")
             await told.wait()
             yield pb.GenerateManyRequest(cancel_request_id="slow")
@@ -91,6 +91,7 @@ async def test_cancel_in_stream_and_timeouts() -> None:
         told.set()
         await running
         assert collected.ended == {"slow", "late", "quick"}
+        assert collected.events["quick"][-1].HasField("summary")
         assert collected.events["late"][-1].status.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
         finished = [event for event in collected.events["slow"] if event.HasField("finished")]
         assert [event.finished.finish_reason for event in finished] == [pb.FINISH_REASON_CANCELLED]

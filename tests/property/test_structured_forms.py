@@ -86,10 +86,11 @@ def test_choices(parts: Parts, choices: list[str], seed: int) -> None:
     assert output(parts, MAKERS["choice"](choices), seed) in choices
 
 
-@pytest.mark.parametrize("kind", ["lark", "gbnf"])
+@pytest.mark.parametrize("kind", ["lark", "marked lark", "gbnf"])
 def test_grammars(parts: Parts, kind: str) -> None:
     text = {
         "lark": 'start: sum\nsum: NUMBER (" + " NUMBER)~0..3\nNUMBER: /[1-9][0-9]{0,2}/',
+        "marked lark": '\n  ?start: sum\n  !sum: NUMBER (" + " NUMBER)~0..3\n  NUMBER: /[1-9][0-9]{0,2}/',
         "gbnf": 'root ::= number more{0,3}\nmore ::= " + " number\nnumber ::= [1-9] [0-9]{0,2}',
     }[kind]
     for seed in range(10):

@@ -79,11 +79,18 @@ def test_unknown_names_tell_the_nearest_known_one() -> None:
 
 def test_sampling_parameters_become_options() -> None:
     params = SamplingParams(
-        temperature=0.5, top_k=-1, stop="x", detokenize=False, include_stop_str_in_output=True, logit_bias={3: 1.0}
+        temperature=0.5,
+        top_k=-1,
+        seed=-1,
+        stop="x",
+        detokenize=False,
+        include_stop_str_in_output=True,
+        logit_bias={3: 1.0},
     )
     request = text_request("a", params.options())
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (0.5, 1.0, 0)
     assert request.sampling.HasField("top_k")
+    assert not request.sampling.HasField("seed")
     assert (request.stop.max_tokens, list(request.stop.stop), request.stop.include_stop) == (16, ["x"], True)
     assert request.output.HasField("text")
     assert not request.output.text

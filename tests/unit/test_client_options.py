@@ -4,8 +4,9 @@ from typing import Any, get_type_hints
 
 import pytest
 from pagewire.v1 import generation_pb2
+from pagewire_client.channel import call_timeout
 from pagewire_client.errors import InvalidRequestError
-from pagewire_client.options import GenerateOptions, chat_request, text_request
+from pagewire_client.options import GenerateOptions, chat_request, explain_prefix_request, pin_request, text_request
 from pagewire_client.results import ChatMessage
 
 
@@ -68,6 +69,9 @@ def test_structured_output_takes_a_schema_as_a_mapping() -> None:
         ({"regex": "a", "json_object": True}, "structured"),
         ({"add_generation_prompt": True}, "add_generation_prompt"),
         ({"json_schema": 3}, "structured.json_schema"),
+        ({"temperature": 10**400}, "sampling.temperature"),
+        ({"logit_bias": {1: 10**400}}, "sampling.logit_bias"),
+        ({"ignore_eos": 2**64}, "stop.ignore_eos"),
     ],
 )
 def test_what_cannot_be_sent_names_its_field(options: dict[str, Any], field: str) -> None:
@@ -83,6 +87,33 @@ def test_bad_prompts_name_their_field() -> None:
         chat_request([{"role": "user", "content": "a"}, {"role": "user"}], {})
     with pytest.raises(InvalidRequestError, match="content"):
         chat_request([{"role": "user", "content": 3}], {})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("message", ["hi", 3, None, [], {1: 2}])
+def test_what_is_no_message_is_named(message: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"chat.messages\[0\]: needs role and content, has "):
+        chat_request([message], {})
+
+
+@pytest.mark.parametrize("variables", [3, "tools", {"a": object()}, {3: "a"}])
+def test_what_are_no_template_variables_is_named(variables: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"chat.template_variables"):
+        chat_request([{"role": "user", "content": "a"}], {"template_variables": variables})
+
+
+def test_a_prefix_that_cannot_be_sent_names_its_field() -> None:
+    with pytest.raises(InvalidRequestError, match=r"text: .*surrogates"):
+        explain_prefix_request("\ud800", "")
+    for seconds in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(InvalidRequestError, match="ttl_ms"):
+            pin_request([1], seconds, "")
+
+
+def test_a_timeout_grpc_cannot_count_is_none() -> None:
+    assert [call_timeout(seconds) for seconds in (None, 0, -1.0, 1e9)] == [None, 0, -1.0, 1e9]
+    assert call_timeout(float("inf")) is call_timeout(1e10) is None
+    with pytest.raises(InvalidRequestError, match="timeout"):
+        call_timeout(float("nan"))
 
 
 def test_an_unknown_keyword_names_the_nearest() -> None:

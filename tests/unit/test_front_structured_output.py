@@ -84,7 +84,7 @@ HOSTILE = [
     ("choice", ["a"] * 1025, "1 to 1024 texts"),
     ("choice", ["a", ""], "must not be empty"),
     ("choice", ["x" * MAX_BYTES, "y"], "65536 bytes in all"),
-    ("grammar", "no root", "Expected ::="),
+    ("grammar", "no root", "Expected token"),
     ("grammar", 'rule ::= "a"', "No 'root' rule"),
     ("grammar", "root ::= other", "not found"),
     ("grammar", 'other: "a"', "."),

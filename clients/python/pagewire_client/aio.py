@@ -17,7 +17,7 @@ from pagewire.v1.generation_pb2_grpc import GenerationServiceStub
 from pagewire.v1.model_pb2_grpc import ModelServiceStub
 
 from . import convert
-from .channel import Tls, call_metadata, channel_options, health_number, health_request
+from .channel import Tls, call_metadata, call_timeout, channel_options, health_number, health_request
 from .client import DEFAULT_TARGET, read_timeout, tokenize_request
 from .errors import RequestCancelledError, ServerError, from_rpc_error
 from .joining import Joiner
@@ -279,7 +279,7 @@ class AsyncClient:
         """The call of a stream, begun or continued; ``stream`` is what most callers want."""
         is_new = isinstance(message, generation_pb2.GenerateRequest)
         method = self._generation.Generate if is_new else self._generation.ResumeGenerate
-        return method(message, timeout=timeout, metadata=self._metadata)
+        return method(message, timeout=call_timeout(timeout), metadata=self._metadata)
 
     async def _read(self, method: Any, message: Any, timeout: float | None) -> Any:
         return await self._call(method, message, read_timeout(timeout, self._timeout))
@@ -287,7 +287,7 @@ class AsyncClient:
     async def _call(self, method: Any, message: Any, timeout: float | None) -> Any:
         """One unary call; cancelling the awaiting task cancels it."""
         try:
-            return await method(message, timeout=timeout, metadata=self._metadata)
+            return await method(message, timeout=call_timeout(timeout), metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import grpc
 
+from .errors import invalid_field
+
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _READS = {
     "pagewire.v1.GenerationService": ("Tokenize", "Detokenize", "GetRequest", "Quote", "CancelRequest"),
@@ -24,6 +26,21 @@ _READS = {
     "grpc.health.v1.Health": ("Check",),
 }
 _GENERATION = {"pagewire.v1.GenerationService": ("Generate", "GenerateOnce")}
+
+
+LONGEST_TIMEOUT_SECONDS = 1e9
+
+
+def call_timeout(seconds: float | None) -> float | None:
+    """What gRPC takes for a timeout: none for one longer than 31 years, as it counts nanoseconds in 63 bits.
+
+    Raises: InvalidRequestError for NaN.
+    """
+    if seconds is None or seconds > LONGEST_TIMEOUT_SECONDS:
+        return None
+    if seconds != seconds:
+        raise invalid_field("timeout", "must be a number")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

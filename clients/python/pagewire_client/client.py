@@ -16,7 +16,7 @@ from pagewire.v1.generation_pb2_grpc import GenerationServiceStub
 from pagewire.v1.model_pb2_grpc import ModelServiceStub
 
 from . import convert
-from .channel import Tls, call_metadata, channel_options, health_number, health_request
+from .channel import Tls, call_metadata, call_timeout, channel_options, health_number, health_request
 from .errors import RequestCancelledError, ServerError, from_rpc_error
 from .joining import Joiner
 from .many import Many
@@ -29,6 +29,7 @@ from .options import (
     fill_chat,
     pin_request,
     prompt_options,
+    set_field,
     text_request,
 )
 from .options import request as any_request
@@ -167,7 +168,7 @@ class Client:
         Raises: ServerError if the stream as a whole breaks.
         """
         deadline = self._timeout if timeout is None else timeout
-        return self._many.run(requests, timeout=deadline, metadata=self._metadata)
+        return self._many.run(requests, timeout=call_timeout(deadline), metadata=self._metadata)
 
     def cancel(self, request_id: str, *, timeout: float | None = None) -> None:
         """Ends a request from elsewhere; its stream ends with CANCELLED outputs. Raises: NotFoundError."""
@@ -289,14 +290,14 @@ class Client:
         """The call of a stream, begun or continued; ``stream`` is what most callers want."""
         is_new = isinstance(message, generation_pb2.GenerateRequest)
         method = self._generation.Generate if is_new else self._generation.ResumeGenerate
-        return method(message, timeout=timeout, metadata=self._metadata)
+        return method(message, timeout=call_timeout(timeout), metadata=self._metadata)
 
     def _read(self, method: Callable[..., Any], message: Any, timeout: float | None) -> Any:
         return self._call(method, message, read_timeout(timeout, self._timeout))
 
     def _call(self, method: Any, message: Any, timeout: float | None) -> Any:
         """One unary call, cancelled when this thread is interrupted (Ctrl-C) while it waits."""
-        call = method.future(message, timeout=timeout, metadata=self._metadata)
+        call = method.future(message, timeout=call_timeout(timeout), metadata=self._metadata)
         try:
             return call.result()
         except grpc.FutureCancelledError:
@@ -319,7 +320,7 @@ def tokenize_request(prompt: str | Messages, options: dict[str, Any]) -> generat
     """The message for ``tokenize``."""
     message = generation_pb2.TokenizeRequest(model=options.get("model") or "", prompt_options=prompt_options(options))
     if isinstance(prompt, str):
-        message.text = prompt
+        set_field(message, "text", prompt, "text")
     else:
         fill_chat(message.chat, prompt, options)
     return message

@@ -123,16 +123,27 @@ def fill_chat(chat: pb.Chat, messages: Messages, options: Mapping[str, Any]) -> 
     """Writes messages and the chat-only keywords into ``chat``."""
     chat.SetInParent()
     for i, message in enumerate(messages):
-        values = message if isinstance(message, Mapping) else {"role": message.role, "content": message.content}
+        values = message if isinstance(message, Mapping) else _said(message)
         if set(values) != {"role", "content"}:
-            raise invalid_field(f"chat.messages[{i}]", f"needs role and content, has {', '.join(sorted(values))}")
+            given = ", ".join(sorted(map(str, values))) or type(message).__name__
+            raise invalid_field(f"chat.messages[{i}]", f"needs role and content, has {given}")
         added = chat.messages.add()
-        _set(added, "role", values["role"], f"chat.messages[{i}].role")
-        _set(added, "content", values["content"], f"chat.messages[{i}].content")
+        set_field(added, "role", values["role"], f"chat.messages[{i}].role")
+        set_field(added, "content", values["content"], f"chat.messages[{i}].content")
     if options.get("add_generation_prompt") is not None:
-        _set(chat, "add_generation_prompt", options["add_generation_prompt"], "chat.add_generation_prompt")
-    for name, value in (options.get("template_variables") or {}).items():
-        chat.template_variables[name] = json.dumps(value)
+        set_field(chat, "add_generation_prompt", options["add_generation_prompt"], "chat.add_generation_prompt")
+    variables = options.get("template_variables") or {}
+    _guard(lambda: chat.template_variables.update(_as_json(variables)), "chat.template_variables")
+
+
+def _said(message: Any) -> dict[str, Any]:
+    """Role and content, of what has them."""
+    return {name: getattr(message, name) for name in ("role", "content") if hasattr(message, name)}
+
+
+def _as_json(variables: Any) -> dict[str, str]:
+    """Template variables as they travel. Raises: TypeError, ValueError."""
+    return {name: json.dumps(value) for name, value in dict(variables).items()}
 
 
 def request(prompt: Prompt | Messages, options: Mapping[str, Any]) -> pb.GenerateRequest:
@@ -143,13 +154,13 @@ def request(prompt: Prompt | Messages, options: Mapping[str, Any]) -> pb.Generat
 
 
 def _is_chat(prompt: Prompt | Messages) -> bool:
-    return not isinstance(prompt, str) and bool(prompt) and not isinstance(prompt[0], int)
+    return not isinstance(prompt, str | Mapping) and bool(prompt) and not isinstance(prompt[0], int)
 
 
 def pin_request(prompt: Prompt | Messages, ttl_seconds: float, cache_salt: str) -> cache_pb2.PinPrefixRequest:
     """What to pin. Raises: InvalidRequestError."""
     message = cache_pb2.PinPrefixRequest(prefix=explain_prefix_request(prompt, cache_salt).prefix)
-    _set(message, "ttl_ms", int(ttl_seconds * 1000), "ttl_ms")
+    _guard(lambda: setattr(message, "ttl_ms", int(ttl_seconds * 1000)), "ttl_ms")
     return message
 
 
@@ -158,13 +169,13 @@ def explain_prefix_request(prompt: Prompt | Messages, cache_salt: str) -> cache_
     message = cache_pb2.ExplainPrefixRequest()
     prefix = message.prefix
     if isinstance(prompt, str):
-        prefix.text = prompt
+        set_field(prefix, "text", prompt, "text")
     elif _is_chat(prompt):
         fill_chat(prefix.chat, cast(Messages, prompt), {})
     else:
         prefix.token_ids.SetInParent()
         _extend(prefix.token_ids, "ids", prompt, "token_ids")
-    _set(prefix, "cache_salt", cache_salt, "cache_salt")
+    set_field(prefix, "cache_salt", cache_salt, "cache_salt")
     return message
 
 
@@ -173,7 +184,7 @@ def prompt_options(options: Mapping[str, Any]) -> pb.PromptOptions:
     message = pb.PromptOptions()
     for name, value in options.items():
         if _PLACES.get(name) == "prompt_options" and value is not None:
-            _set(message, name, value, f"prompt_options.{name}")
+            set_field(message, name, value, f"prompt_options.{name}")
     return message
 
 
@@ -201,16 +212,17 @@ def _write(target: Message, name: str, value: Any, path: str) -> None:
     if name == "stop":
         _extend(target, name, [value] if isinstance(value, str) else value, path)
     elif name == "json_schema" and isinstance(value, Mapping):
-        _set(target, name, json.dumps(value), path)
+        set_field(target, name, json.dumps(value), path)
     elif name == "logit_bias":
         _guard(lambda: getattr(target, name).update(value), path)
     elif name in ("allowed_token_ids", "bad_words", "stop_token_ids"):
         _extend(target, name, value, path)
     else:
-        _set(target, name, value, path)
+        set_field(target, name, value, path)
 
 
-def _set(target: Message, name: str, value: Any, path: str) -> None:
+def set_field(target: Message, name: str, value: Any, path: str) -> None:
+    """Sets a scalar. Raises: InvalidRequestError naming ``path``."""
     _guard(lambda: setattr(target, name, value), path)
 
 
@@ -224,7 +236,7 @@ def _guard(write: Any, path: str) -> None:
     """Runs ``write``; what protobuf refuses becomes an InvalidRequestError naming the field."""
     try:
         write()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise invalid_field(path, str(error)) from None
 
 

@@ -39,8 +39,9 @@ GuidedDecodingParams = StructuredOutputsParams
 class SamplingParams:
     """How outputs of a request are chosen and when they end. Ranges are the API's, checked by the server.
 
-    ``top_k`` 0 or -1 is off, ``max_tokens`` None is what fits, ``stop`` one text or several. With ``detokenize=False``
-    outputs have token ids and no text. ``guided_decoding`` is an older name of ``structured_outputs``.
+    ``top_k`` 0 or -1 is off, ``seed`` None or -1 is drawn, ``max_tokens`` None is what fits, ``stop`` one text or
+    several. With ``detokenize=False`` outputs have token ids and no text. ``guided_decoding`` is an older name of
+    ``structured_outputs``.
     """
 
     n: int = 1
@@ -79,6 +80,8 @@ class SamplingParams:
             given |= form.options() if form is not None else {}
         if given.get("top_k") == -1:
             given["top_k"] = 0
+        if given["seed"] == -1:
+            given["seed"] = None
         return {_RENAMED.get(name, name): value for name, value in given.items()}
 
 
