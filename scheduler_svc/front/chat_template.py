@@ -33,7 +33,10 @@ from scheduler_svc.front.template_limits import (
 
 MAX_SECONDS = 2.0
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-_TEMPLATE_FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError)
+_TEMPLATE_FAULTS = (
+    *(TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError),
+    AssertionError,  # jinja2's own filters check their arguments so
+)
 _TIMED, _BOUNDED = "_timed", "_bounded"
 _SCOPES = frozenset({"_loop_vars", "_block_vars"})
 """What jinja2 itself adds to the arguments of a call inside a loop or a block."""
@@ -193,15 +196,7 @@ class ChatTemplate:
             raise
         except jinja2.TemplateError as error:
             raise ChatError(f"the chat template refuses this chat: {error.message or type(error).__name__}") from None
-        except (
-            TypeError,
-            ValueError,
-            LookupError,
-            ArithmeticError,
-            AttributeError,
-            RuntimeError,
-            MemoryError,
-        ) as error:
+        except _TEMPLATE_FAULTS as error:
             raise ChatError(f"the chat template fails on this chat: {type(error).__name__}") from None
         finally:
             del self._environment.limit.until

@@ -81,9 +81,9 @@ def test_prm_02_bad_prompts_keep_their_places_and_sink_no_others(llm: LLM) -> No
     assert all(isinstance(result.error, InvalidRequestError) for result in results if result.error)
     assert [results[place].outputs[0].text for place in (0, 2, 4)] == [result.outputs[0].text for result in good]
     assert [result.prompt for result in results] == ["Hi", None, "A" * 10, None, "Bye", "Hello"]
-    again = llm.generate(["Bye", "Hi", [2**40]], params[0], use_tqdm=False)
-    assert [result.outputs[0].text for result in again] == [good[2].outputs[0].text, good[0].outputs[0].text, ""]
-    assert len({result.request_id for result in [*good, *results, *again]}) == 12
+    again = llm.generate(["Bye", "Hi", [2**40], b"Hi"], params[0], use_tqdm=False)  # type: ignore[list-item]
+    assert [result.outputs[0].text for result in again] == [good[2].outputs[0].text, good[0].outputs[0].text, "", ""]
+    assert len({result.request_id for result in [*good, *results, *again]}) == 13
 
 
 def test_outputs_equal_transformers(llm: LLM, reference: list[Reference]) -> None:

@@ -152,3 +152,9 @@ def test_half_a_surrogate_pair_is_no_prompt() -> None:
     with pytest.raises(InvalidRequestError) as refused:
         text_request("x\udcff", {})
     assert [violation.field for violation in refused.value.field_violations] == ["text"]
+
+
+def test_a_form_of_another_type_is_named() -> None:
+    form: Any = {"regex": "a"}
+    with pytest.raises(TypeError, match="structured_outputs is dict, not StructuredOutputsParams"):
+        SamplingParams(structured_outputs=form).options()

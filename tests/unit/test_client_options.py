@@ -83,6 +83,8 @@ def test_what_cannot_be_sent_names_its_field(options: dict[str, Any], field: str
 def test_bad_prompts_name_their_field() -> None:
     with pytest.raises(InvalidRequestError, match="token_ids"):
         text_request([1, -2], {})
+    with pytest.raises(InvalidRequestError, match="needs a str, not bytes"):
+        text_request(b"hi", {})
     with pytest.raises(InvalidRequestError, match=r"chat.messages\[1\]"):
         chat_request([{"role": "user", "content": "a"}, {"role": "user"}], {})
     with pytest.raises(InvalidRequestError, match="content"):

@@ -137,6 +137,7 @@ def test_tpl_02_template_message_is_told() -> None:
         "{{ messages.append(1) }}",
         "{{ ''.__class__.__base__.__subclasses__() }}",
         "{{ 1 // 0 }}",
+        "{{ 'xx' | truncate(0) }}",
         "{{ messages + 1 }}",
         "{{ namespace(_x=1) }}",
         "{{ 'x' * 100000000 }}",

@@ -144,11 +144,11 @@ class LLM:
         self, name: str, prompt: Any, params: SamplingParams | None, more: Mapping[str, Any]
     ) -> pb.GenerateRequest | InvalidRequestError | TypeError:
         """The message, or why there can be none."""
-        options = {"max_tokens": MAX_TOKENS} if params is None else params.options()
-        options |= {"request_id": name, "token_ids": True, "prompt_token_ids": True, "max_delay_ms": MAX_DELAY_MS}
-        if options.get("seed") is None and self._seeds is not None:
-            options["seed"] = self._seeds.getrandbits(64)
         try:
+            options = {"max_tokens": MAX_TOKENS} if params is None else params.options()
+            options |= {"request_id": name, "token_ids": True, "prompt_token_ids": True, "max_delay_ms": MAX_DELAY_MS}
+            if options.get("seed") is None and self._seeds is not None:
+                options["seed"] = self._seeds.getrandbits(64)
             if more:
                 return chat_request(_plain_messages(prompt), {**options, **more})
             return text_request(_prompt_of(prompt), options)
@@ -163,7 +163,7 @@ def _close(*steps: Any) -> None:
 
 def _as_list(prompts: Any) -> list[Any]:
     """The prompts of a call: one text, mapping or list of ids is one prompt."""
-    if isinstance(prompts, str | Mapping):
+    if isinstance(prompts, str | bytes | Mapping):
         return [prompts]
     listed = list(prompts)
     return [listed] if listed and all(isinstance(each, Integral) for each in listed) else listed
@@ -182,7 +182,7 @@ def _text(prompt: Any) -> str | None:
 def _prompt_of(prompt: Any) -> Prompt:
     """The text or the ids of a prompt; of a mapping with both, the ids."""
     if not isinstance(prompt, Mapping):
-        return prompt if isinstance(prompt, str) else list(prompt)
+        return prompt if isinstance(prompt, str | bytes) else list(prompt)
     found = prompt.get("prompt_token_ids")
     return cast(Prompt, prompt.get("prompt") if found is None else list(found))
 

@@ -103,6 +103,8 @@ def text_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateReque
     request = pb.GenerateRequest()
     if isinstance(prompt, str):
         _guard(lambda: setattr(request, "text", prompt), "text")
+    elif isinstance(prompt, bytes):
+        raise invalid_field("text", "needs a str, not bytes")
     else:
         request.token_ids.SetInParent()
         _extend(request.token_ids, "ids", prompt, "token_ids")

@@ -71,12 +71,18 @@ class SamplingParams:
     guided_decoding: StructuredOutputsParams | None = None
 
     def options(self) -> dict[str, Any]:
-        """The keywords of a request. What is neutral whatever the model's defaults are stays unset."""
+        """The keywords of a request. What is neutral whatever the model's defaults are stays unset.
+
+        Raises: TypeError for a form of another type.
+        """
         given = {name: getattr(self, name) for name in self.__slots__}
         for name, neutral in _NEUTRAL.items():
             if given[name] == neutral:
                 del given[name]
-        for form in (given.pop("structured_outputs"), given.pop("guided_decoding")):
+        for name in ("structured_outputs", "guided_decoding"):
+            form = given.pop(name)
+            if not isinstance(form, StructuredOutputsParams | None):
+                raise TypeError(f"{name} is {type(form).__name__}, not StructuredOutputsParams")
             given |= form.options() if form is not None else {}
         if given.get("top_k") == -1:
             given["top_k"] = 0
