@@ -115,7 +115,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):  # type:
                 deadline=deadline_of(context.time_remaining()),
                 slow_reader_seconds=self._slow_reader_seconds,
             )
-            await stream.run(requests)
+            try:
+                await stream.run(requests)
+            finally:
+                await caller.sent()
 
     async def ResumeGenerate(self, request: Any, context: Any) -> None:
         """The rest of a request whose stream broke."""

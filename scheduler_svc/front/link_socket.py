@@ -67,6 +67,8 @@ class LinkSocket:
     def _read(self) -> None:
         """All that came, up to a limit."""
         self._looks_again = False
+        if self._socket.closed:
+            return
         for _ in range(MAX_FRAMES_A_TURN):
             try:
                 parts = self._socket.recv_multipart(_NOBLOCK)

@@ -197,7 +197,7 @@ class ManyStream:
     async def _write_all(self) -> None:
         guard = SlowReaderGuard(self._slow_reader_seconds, self._figures)
         try:
-            while self._entries or not self._is_read():
+            while not self._is_read() or self._entries:
                 await self._woken.wait()
                 self._woken.clear()
                 while self._news:

@@ -37,7 +37,10 @@ class HeadersFirst:
         self._are_sent = False
 
     def begin(self) -> None:
-        """Sends the headers before there is a message: after it nobody repeats the call for its caller any more."""
+        """Sends the headers before there is a message, after which nobody repeats the call for its caller any more.
+
+        Whoever begins waits for `sent` before the call may end.
+        """
         if self._headers is None:
             self._headers = asyncio.ensure_future(self._context.send_initial_metadata(()))
             self._headers.add_done_callback(_look_at)
@@ -48,6 +51,11 @@ class HeadersFirst:
             await self._send_headers()
         await self._context.write(message)
 
+    async def sent(self) -> None:
+        """Returns once headers that have begun are out, or cannot be sent."""
+        if self._headers is not None:
+            await asyncio.wait((self._headers,), timeout=HEADERS_SECONDS)
+
     async def _send_headers(self) -> None:
         self.begin()
         if self._headers is None:
@@ -55,7 +63,7 @@ class HeadersFirst:
         try:
             await asyncio.shield(self._headers)
         except asyncio.CancelledError:
-            await asyncio.wait((self._headers,), timeout=HEADERS_SECONDS)
+            await self.sent()
             raise
         self._are_sent = True
 

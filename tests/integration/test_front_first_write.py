@@ -70,3 +70,25 @@ async def test_headers_of_a_call_that_was_given_up_fail_silently() -> None:
     del call
     gc.collect()
     assert told == []
+
+
+async def test_a_stream_that_breaks_while_its_headers_are_sent_still_tells_its_caller() -> None:
+    """GenerateMany sends headers once something is submitted; what its caller sends next is no message."""
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[65]))
+    sent = [pb.GenerateManyRequest(start=request).SerializeToString(), b"\xff\xff"]
+    async with front_stack(FakeScheduler(lambda submit: [[65]])) as stack:
+
+        async def code() -> grpc.StatusCode:
+            call = stack.channel.stream_stream("/pagewire.v1.GenerationService/GenerateMany")(iter(sent), timeout=10)
+            while await call.read() is not grpc.aio.EOF:
+                pass
+            return await call.code()
+
+        async def failed() -> grpc.StatusCode:
+            try:
+                return await code()
+            except grpc.RpcError as error:
+                return error.code()
+
+        for _ in range(25):
+            assert set(await asyncio.gather(*(failed() for _ in range(4)))) == {grpc.StatusCode.INVALID_ARGUMENT}
