@@ -178,20 +178,26 @@ class SchedulerLink:
             raise self._gone()
         self._next_query += 1
         query_id = self._next_query
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
         self._queries[query_id] = future
+        # Not wait_for: cancelled in the turn in which the answer comes, it forgets the cancellation (Python 3.11).
+        timer = loop.call_later(QUERY_SECONDS, self._unanswered, future)
         message = front_pb2.Query(query_id=query_id, tenant=tenant, **question)
         self._queue("queries", message, message.ByteSize())
         try:
-            reply = await asyncio.wait_for(future, QUERY_SECONDS)
-        except asyncio.TimeoutError:
-            raise self._gone() from None
+            reply = await future
         finally:
+            timer.cancel()
             self._queries.pop(query_id, None)
         if reply.code:
             reason = reply.reason or (missing.value if reply.code == NOT_FOUND else "")
             raise error_of_code(reply.code, reason=reason, message=reply.message, field=reply.field)
         return bytes(reply.response)
+
+    def _unanswered(self, future: "asyncio.Future[Any]") -> None:
+        if not future.done():
+            future.set_exception(self._gone())
 
     # Sending
 

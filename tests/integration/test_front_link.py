@@ -126,3 +126,19 @@ async def test_refusal_is_told() -> None:
         await asyncio.wait_for(told.wait(), 5)
         assert refusals == ["another version"]
         await link.close()
+
+
+async def test_a_question_that_is_given_up_as_its_answer_comes_is_given_up() -> None:
+    async with FakeScheduler() as scheduler:
+        answered = asyncio.Event()
+        link = link_to(scheduler, answered.set)
+        link.start()
+        await asyncio.wait_for(answered.wait(), 5)
+        asking = asyncio.ensure_future(link.query(load=True))
+        await asyncio.sleep(0)
+        (future,) = link._queries.values()
+        future.set_result(front_pb2.Reply(response=b"x"))
+        asking.cancel()
+        await asyncio.wait((asking,))
+        assert asking.cancelled()
+        await link.close()
