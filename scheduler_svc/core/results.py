@@ -207,13 +207,11 @@ class Application:
             lane = record.lane_at(place)
             if token_ids[place] in lane.request.stop_token_ids:
                 ends[place] = lane
-        for lane in record.finals:
-            last = record.place_of(lane.row)
-            if last is not None:
-                ends[last] = lane
-        for place in sorted(ends):
-            if place not in record.dropped:
-                self._at_end.append((ends[place].request, token_ids[place]))
+        last = [(record.place_of(lane.row), lane) for lane in record.finals]
+        ends.update({place: lane for place, lane in last if place is not None})
+        self._at_end = [
+            (ends[place].request, token_ids[place]) for place in sorted(ends) if place not in record.dropped
+        ]
 
     def _see_prompt(self, residence: Residence, num_computed: int) -> None:
         """Its prompt may be computed now, and with it all that the row knew when it began."""
