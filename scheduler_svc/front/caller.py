@@ -42,9 +42,14 @@ MAX_ECHO_CHARS = 256
 
 
 def echo(context: Any) -> tuple[tuple[str, str], ...]:
-    """Trailing metadata that tells a caller its own name of a call, if it gave one."""
+    """Trailing metadata that tells a caller its own name of a call, if it gave one that metadata can carry."""
     metadata = context.invocation_metadata() or ()
-    return tuple(entry for entry in metadata if entry[0] == REQUEST_ID and len(entry[1]) <= MAX_ECHO_CHARS)[:1]
+    return tuple(entry for entry in metadata if entry[0] == REQUEST_ID and _can_be_told(entry[1]))[:1]
+
+
+def _can_be_told(name: str | bytes) -> bool:
+    """Others arrive (bytes, where they are no UTF-8), but gRPC sends no such text: the call would end INTERNAL."""
+    return isinstance(name, str) and len(name) <= MAX_ECHO_CHARS and all(" " <= char <= "~" for char in name)
 
 
 NOBODY = Caller()
