@@ -254,7 +254,9 @@ class LiveRequest:
     def close(self) -> None:
         """The reader is gone. Idempotent."""
         if not self.is_over:
-            self._link.cancel(self.key, broken=True)
+            # Who leaves when its time is over did not cancel, also if this process was too busy to end it first.
+            is_late = self._timer is not None and self._timer.when() <= asyncio.get_running_loop().time()
+            self._link.cancel(self.key, deadline=is_late, broken=not is_late)
             if self._prepared.span is not None:
                 self._prepared.span.left()
         self._release()

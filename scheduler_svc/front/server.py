@@ -116,7 +116,7 @@ class Front:
             on_refusal=on_refusal,
             heartbeat_seconds=options.heartbeat_seconds,
         )
-        self._preparation = Preparation(
+        self.preparation = Preparation(
             self._state,
             PromptReader(self._executor, self._chat_executor),
             FormReader(self._grammar_executor),
@@ -186,7 +186,7 @@ class Front:
             self._state,
             self.link,
             self._executor,
-            self._preparation,
+            self.preparation,
             self.in_flight,
             self._load_report,
             self._tracing,
@@ -194,7 +194,7 @@ class Front:
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._state), server)
-        cache = CacheService(self._state, self._preparation, self.link, self.in_flight)
+        cache = CacheService(self._state, self.preparation, self.link, self.in_flight)
         cache_pb2_grpc.add_CacheServiceServicer_to_server(cache, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         server.add_generic_rpc_handlers((self._load_report.service(),))

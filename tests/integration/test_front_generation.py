@@ -11,6 +11,8 @@ from support import toy_tokenizer as toy
 from support.fake_scheduler import FakeScheduler, toy_card
 from support.front_stack import details_of, fields_of, finished_of, front_stack, ids_of, text_of
 
+from scheduler_svc.front.live_request import LiveRequest
+
 
 def request_for(prompt: list[int] | None = None, **fields: Any) -> Any:
     return pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt or [65]), **fields)
@@ -331,6 +333,18 @@ async def test_time_limit_ends_softly() -> None:
         events += [event async for event in stream]
         assert scheduler.submits[0].time_limit_ms == 50
         assert finished_of(events).finish_reason == pb.FINISH_REASON_DEADLINE
+
+
+@pytest.mark.parametrize(("seconds", "deadline"), [(0.0, True), (60.0, False)])
+async def test_who_leaves_when_its_time_is_over_did_not_cancel(seconds: float, deadline: bool) -> None:
+    """Also where the front, too busy, did not come to end it first."""
+    async with front_stack(scripted([65])) as stack:
+        prepared = await stack.front.preparation.prepare(request_for())
+        live = LiveRequest(prepared, stack.front.link, deadline=asyncio.get_running_loop().time() + seconds)
+        live.close()
+        await stack.scheduler.wait_for(lambda: len(stack.scheduler.cancels) == 1)
+        [cancel] = stack.scheduler.cancels
+        assert (cancel.deadline, cancel.broken) == (deadline, not deadline)
 
 
 async def test_cancel_request_from_elsewhere_ends_softly() -> None:
