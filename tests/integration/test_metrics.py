@@ -262,7 +262,13 @@ def test_met_02_every_request_has_one_outcome_and_counters_only_grow(stack: Scri
         - before.value("requests_total", finish_reason=pair[0], code=pair[1])
         for pair in told
     }
-    assert {pair: count for pair, count in grown.items() if count} == dict(book.outcomes)
+    # A caller's deadline is a little earlier than the server's, by the time that its call took to come: on a busy
+    # machine it may have hung up before the server's passed, and counts as one that cancelled.
+    late, left = ("deadline", "DEADLINE_EXCEEDED"), ("cancelled", "CANCELLED")
+    num_hung_up = book.outcomes[late] - int(grown[late])
+    assert 0 <= num_hung_up <= book.outcomes[late]
+    book.outcomes.update({late: -num_hung_up, left: num_hung_up})
+    assert {pair: count for pair, count in grown.items() if count} == {**+book.outcomes}
     _check_growth(series)
 
 
