@@ -13,6 +13,8 @@ from pagewire.v1 import generation_pb2 as pb
 from support.fake_scheduler import FakeScheduler, toy_card
 from support.front_stack import details_of, fields_of, front_stack, ids_of, text_of
 
+from scheduler_svc.front import live_request
+
 SECRET = "你好\n\0😀 secret"
 
 
@@ -131,16 +133,20 @@ async def drain(call: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["stream", "once"])
-async def test_deadline_is_told_with_stage_and_reaches_the_scheduler(kind: str) -> None:
+async def test_deadline_is_told_with_stage_and_reaches_the_scheduler(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_request, "EARLY_SECONDS", 0.5)
+    monkeypatch.setattr(live_request, "GRACE_SECONDS", 0.4)
     async with front_stack(forever()) as stack:
-        call = stack.stream(request_for(), timeout=0.3) if kind == "stream" else stack.once(request_for(), timeout=0.3)
+        call = stack.stream(request_for(), timeout=1.0) if kind == "stream" else stack.once(request_for(), timeout=1.0)
         error = await failure(call)
         assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         info = details_of(error)["ErrorInfo"]
         assert info.metadata["stage"] == "decode"
         assert info.metadata["output_tokens"] == "2"
         assert [cancel.deadline for cancel in stack.scheduler.cancels] == [True]
-        assert 0 < stack.scheduler.submits[0].deadline_ms <= 300
+        assert 0 < stack.scheduler.submits[0].deadline_ms <= 1000
 
 
 async def test_cancel_of_a_unary_call_reaches_the_scheduler() -> None:
