@@ -5,6 +5,7 @@ import torch
 from pagewire_kernels import QuantizedProduct
 
 from gpu_worker.layers.quantized_linear import Projection, QuantizedLinear
+from gpu_worker.shard import Shard
 from gpu_worker.weights.float_copies import AUTO_SHARE, keep_float_copies
 
 
@@ -31,7 +32,7 @@ class Without:
 
 class Layer(QuantizedLinear):
     def __init__(self, *products: QuantizedProduct) -> None:
-        super().__init__([Projection(name="a", num_outputs=1, weight=None)], 1, None)
+        super().__init__([Projection(name="a", outputs=Shard.all_of(1), weight=None)], Shard.all_of(1), None)
         self._runs = [(product, None) for product in products]
 
 
