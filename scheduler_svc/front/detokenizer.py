@@ -2,7 +2,8 @@
 
 The joined text is the same however the ids are cut into pieces, and equals decode(prompt + ids) minus decode(prompt):
 the prompt decides whether a leading blank belongs to the text. A character comes out when its last byte has arrived;
-`flush` turns what is incomplete at the end into one U+FFFD.
+`flush` turns what is incomplete at the end into one U+FFFD. A character that the prompt began and the output completes
+is the output's; one that stays incomplete is the prompt's, as what it stands for is in decode(prompt).
 
 `TableDetokenizer` joins bytes from a table and decodes once a call. `WindowDetokenizer` serves decoders without a table
 by decoding a small window with the tokenizers library, token by token. Both can be copied cheaply, so that a caller may
@@ -49,24 +50,25 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 class TableDetokenizer:
     """Joins bytes by id. Cost: well under a microsecond a token, amortised."""
 
-    __slots__ = ("_decoder", "_entries", "_errors", "_fed", "_first", "_strip")
+    __slots__ = ("_begun", "_decoder", "_entries", "_errors", "_first", "_strip")
 
     def __init__(self, table: TokenBytes, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._entries = table.hidden if skip_special_tokens else table.shown
         self._errors = "pagewire-each-byte" if table.each_byte else "replace"
         self._decoder = _UTF8(self._errors)
-        self._fed = False
         entries, size = self._entries, len(self._entries)
         started = any(0 <= token_id < size and entries[token_id] for token_id in prompt)
         self._first = {} if started else table.first
         self._strip = self._blanks_left(prompt, table.strip_left) if table.strip_left else 0
         if started:
             self._decoder.decode(self._join(prompt[-PRIMING_TOKENS:]))
+        pending = self._decoder.getstate()[0]
+        self._begun = len(pending) if table.each_byte else min(len(pending), 1)
 
     def copy(self) -> "TableDetokenizer":
         twin = TableDetokenizer.__new__(TableDetokenizer)
         twin._entries, twin._errors = self._entries, self._errors
-        twin._first, twin._strip, twin._fed = self._first, self._strip, self._fed
+        twin._first, twin._strip, twin._begun = self._first, self._strip, self._begun
         twin._decoder = _UTF8(self._errors)
         twin._decoder.setstate(self._decoder.getstate())
         return twin
@@ -75,14 +77,13 @@ class TableDetokenizer:
         joined = self._join_first(token_ids) if self._first else self._join(token_ids)
         if not joined:
             return ""
-        self._fed = True
         text = self._decoder.decode(joined)
+        if self._begun and text:
+            text = self._behind_prompt(text)
         return self._stripped(text) if self._strip and text else text
 
     def flush(self) -> str:
-        # An incomplete character that lies in the prompt alone is no part of the output.
-        pending = self._decoder.getstate()[0]
-        return pending.decode("utf-8", "replace") if self._fed else ""
+        return "" if self._begun else self._decoder.getstate()[0].decode("utf-8", "replace")
 
     def _join(self, token_ids: Sequence[int]) -> bytes:
         entries = self._entries
@@ -101,6 +102,11 @@ class TableDetokenizer:
                 rest = self._join(token_ids[position + 1 :])
                 return (self._join([token_id]) if first is None else first) + rest
         return b""
+
+    def _behind_prompt(self, text: str) -> str:
+        """The first text without what the prompt's last character stands for, if that stayed incomplete."""
+        told, self._begun = "\ufffd" * self._begun, 0
+        return text.removeprefix(told)
 
     def _stripped(self, text: str) -> str:
         """Takes the blanks that still have to go from the beginning of the whole text."""
@@ -143,9 +149,11 @@ class WindowDetokenizer:
     def _feed_one(self, token_id: int) -> str:
         self._ids.append(token_id)
         text = self._decode(self._start, len(self._ids))
-        if text.endswith("\ufffd") or len(text) <= len(self._shown):
+        # Shown text that changes ended inside a character, which is complete now.
+        shown = self._shown if text.startswith(self._shown) else self._shown.rstrip("\ufffd")
+        if text.endswith("\ufffd") or len(text) <= len(shown):
             return ""
-        new = text[len(self._shown) :]
+        new = text[len(shown) :]
         self._start, self._read = self._read, len(self._ids)
         self._shown = self._decode(self._start, self._read)
         if self._start > 64:

@@ -191,10 +191,25 @@ def test_window_equals_the_library(pieces: list[str], size: int) -> None:
     assert join(tokenizer, prompt, ids, size) == reference(tokenizer, prompt, ids)
 
 
+@given(data=st.data())
+def test_a_prompt_may_end_anywhere(data: st.DataObject) -> None:
+    """What decode(prompt) shows of an incomplete character is no part of the output, unless that completes it."""
+    tokenizer = TOKENIZERS["byte level"]
+    letters = ["Ã", "¤", "â", "Ĥ", "¬", "ð", "Ł", "ĺ", "Ģ", "a", "Ġthe"]  # parts of ä, € and 😀
+    prompt, ids = (ids_of(tokenizer, data.draw(st.lists(st.sampled_from(letters), max_size=6))) for _ in range(2))
+    before, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + ids)
+    begins = before if whole.startswith(before) else before.removesuffix("\ufffd")
+    assert join(tokenizer, prompt, ids, data.draw(st.integers(1, 3))) == whole.removeprefix(begins)
+
+
 def test_character_begun_in_the_prompt_is_completed() -> None:
     tokenizer = Tokenizer.from_buffer(toy.tokenizer_json())
     assert join(tokenizer, [72, 196], [143, 65], 1) == "ďA"
+    assert join(tokenizer, [72, 196], [65], 1) == "A"
     assert join(tokenizer, [72, 196], [], 1) == ""
+    assert join(tokenizer, [72, 225], [186, 65], 1) == "\ufffdA"  # of two broken bytes one is the output's
+    prompt, ids = ids_of(byte_level(), ["a", "Ã"]), ids_of(byte_level(), ["¤", "a"])
+    assert WindowDetokenizer(byte_level(), prompt, skip_special_tokens=True).feed(ids) == "äa"
 
 
 def test_ids_without_an_entry_have_no_text() -> None:
