@@ -288,7 +288,7 @@ class LiveRequest:
         wants_ids = self._prepared.wants_token_ids or self._prepared.wants_logprobs
         if text or (token_ids and wants_ids):
             # The tail does not raise it, though tokens without text may have come since: so callers know the tail.
-            num_told = output.num_told if output.is_finished else output.num_decoded
+            num_told = min(output.num_told, output.num_decoded) if output.is_finished else output.num_decoded
             self._write_delta(self._response(new).delta, output, text, token_ids, num_told)
 
     def _write_delta(self, delta: Any, output: Output, text: str, token_ids: Any, num_told: int) -> None:

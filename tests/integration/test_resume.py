@@ -145,6 +145,9 @@ def test_an_ended_request_is_told_again_and_only_what_is_missing(stack: Scripted
         assert again.ids.get(0, []) == taken.ids[0][received:]
         assert again.texts[0] == (taken.texts[0][received:] if received < 3 else "\ufffd")
         assert again.summary == taken.summary
+    beyond = pb.ResumeGenerateRequest(request_id="ended", positions=[pb.ResumePosition(num_received_tokens=9)])
+    told = [each.response.delta for each in stub.ResumeGenerate(beyond, timeout=20) if each.response.HasField("delta")]
+    assert [(each.text, each.num_output_tokens) for each in told] == [("\ufffd", 4)]  # no more than there are
     taken.summary = None
     taken.finished.clear()
     rest = [each.response.WhichOneof("event") for each in taken.resume(stub, "ended")]

@@ -216,7 +216,7 @@ class AsyncClient:
         """Computes a prompt so that later requests find it cached; how many of its tokens are cached then."""
         message = cache_pb2.WarmPrefixRequest(prefix=explain_prefix_request(prompt, cache_salt).prefix)
         method = CacheServiceStub(self._channel).WarmPrefix
-        return int((await self._call(method, message, timeout or self._timeout)).cached_tokens)
+        return int((await self._call(method, message, self._timeout if timeout is None else timeout)).cached_tokens)
 
     async def pin_prefix(
         self,
@@ -232,7 +232,7 @@ class AsyncClient:
         """
         message = pin_request(prompt, ttl_seconds, cache_salt)
         method = CacheServiceStub(self._channel).PinPrefix
-        return convert.pin((await self._call(method, message, timeout or self._timeout)).pin)
+        return convert.pin((await self._call(method, message, self._timeout if timeout is None else timeout)).pin)
 
     async def unpin_prefix(self, pin_id: str, *, timeout: float | None = None) -> None:
         """Ends a pin. Raises: NotFoundError."""

@@ -227,9 +227,8 @@ class Client:
     def warm_prefix(self, prompt: Prompt | Messages, *, cache_salt: str = "", timeout: float | None = None) -> int:
         """Computes a prompt so that later requests find it cached; how many of its tokens are cached then."""
         message = cache_pb2.WarmPrefixRequest(prefix=explain_prefix_request(prompt, cache_salt).prefix)
-        return int(
-            self._call(CacheServiceStub(self._channel).WarmPrefix, message, timeout or self._timeout).cached_tokens
-        )
+        method = CacheServiceStub(self._channel).WarmPrefix
+        return int(self._call(method, message, self._timeout if timeout is None else timeout).cached_tokens)
 
     def pin_prefix(
         self,
@@ -245,7 +244,7 @@ class Client:
         """
         message = pin_request(prompt, ttl_seconds, cache_salt)
         method = CacheServiceStub(self._channel).PinPrefix
-        return convert.pin(self._call(method, message, timeout or self._timeout).pin)
+        return convert.pin(self._call(method, message, self._timeout if timeout is None else timeout).pin)
 
     def unpin_prefix(self, pin_id: str, *, timeout: float | None = None) -> None:
         """Ends a pin. Raises: NotFoundError."""
