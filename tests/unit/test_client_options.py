@@ -80,6 +80,17 @@ def test_what_cannot_be_sent_names_its_field(options: dict[str, Any], field: str
     assert caught.value.field_violations[0].field == field
 
 
+def test_schemas_that_are_no_json_name_their_field() -> None:
+    circular: dict[str, Any] = {}
+    circular["items"] = circular
+    deep: dict[str, Any] = {}
+    for _ in range(10_000):
+        deep = {"items": deep}
+    for schema in (circular, deep, {"const": object()}):
+        with pytest.raises(InvalidRequestError, match=r"structured\.json_schema"):
+            text_request("hi", {"json_schema": schema})
+
+
 def test_bad_prompts_name_their_field() -> None:
     with pytest.raises(InvalidRequestError, match="token_ids"):
         text_request([1, -2], {})

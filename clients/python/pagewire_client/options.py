@@ -214,7 +214,7 @@ def _write(target: Message, name: str, value: Any, path: str) -> None:
     if name == "stop":
         _extend(target, name, [value] if isinstance(value, str) else value, path)
     elif name == "json_schema" and isinstance(value, Mapping):
-        set_field(target, name, json.dumps(value), path)
+        _guard(lambda: setattr(target, name, json.dumps(value)), path)
     elif name == "logit_bias":
         _guard(lambda: getattr(target, name).update(value), path)
     elif name in ("allowed_token_ids", "bad_words", "stop_token_ids"):
@@ -238,7 +238,7 @@ def _guard(write: Any, path: str) -> None:
     """Runs ``write``; what protobuf refuses becomes an InvalidRequestError naming the field."""
     try:
         write()
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise invalid_field(path, str(error)) from None
 
 
