@@ -84,6 +84,7 @@ def test_generate_as_json_prints_one_event_a_line(server: FakeServer) -> None:
     events = lines_of(run(server, "generate", "héllo", "--json", "--progress-events"))
     names = [event["event"] for event in events]
     assert names == ["queued", "admitted", "prefill", "preempted", "heartbeat", "delta", "finished", "summary"]
+    assert {event["request_id"] for event in events} == {"made-by-server"}
     assert events[5]["text"] == "HÉLLO"
     assert events[6]["finish_reason"] == "stop"
     assert events[7]["usage"]["cached_tokens"] == 32
@@ -93,6 +94,7 @@ def test_generate_shows_several_outputs_and_stats(server: FakeServer) -> None:
     result = run(server, "generate", "a b", "-n", "2", "--stats")
     assert "[1] A" in result.stdout
     assert "40 prompt tokens (32 cached), 4 output tokens" in result.stderr
+    assert result.stderr.endswith(", request made-by-server\n")  # what `pagewire explain` asks for
 
 
 def test_generate_reads_stdin(server: FakeServer) -> None:

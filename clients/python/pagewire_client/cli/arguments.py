@@ -28,7 +28,7 @@ ModelName = Annotated[
     str | None, typer.Option("--model", help="Served name to ask for; with --local, the model to start.")
 ]
 Timeout = Annotated[float | None, typer.Option(min=0.0, help="Deadline of the call, in seconds.")]
-Stats = Annotated[bool | None, typer.Option("--stats/--no-stats", help="Usage on stderr (default: on a terminal).")]
+Stats = Annotated[bool | None, typer.Option("--stats/--no-stats", help="Usage and id on stderr (default: on a tty).")]
 
 Temperature = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="0 is greedy.")]
 TopP = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In (0, 1].")]

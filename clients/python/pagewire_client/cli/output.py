@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from tqdm import tqdm
 
+from ..client import Stream
 from ..fetch import Progress
 from ..results import Delta, Event, Finished, Summary
 
@@ -43,16 +44,16 @@ def printable(text: str) -> str:
     return text.translate(_CONTROL)
 
 
-def print_events(events: Iterable[Event], *, as_json: bool, stats: bool | None) -> str:
+def print_events(stream: Stream, *, as_json: bool, stats: bool | None) -> str:
     """Prints a stream as it comes; returns the text of output 0."""
     texts: dict[int, str] = {}
     on_terminal = sys.stdout.isatty()
     shown: int | None = None
-    for event in events:
+    for event in stream:
         if isinstance(event, Delta):
             texts[event.index] = texts.get(event.index, "") + event.text
         if as_json:
-            print_json(event, event=type(event).__name__.lower())
+            print_json(event, event=type(event).__name__.lower(), request_id=stream.request_id)
         elif isinstance(event, Delta) and event.text:
             if event.index != shown and (shown is not None or event.index != 0):
                 # Outputs of one request interleave; each piece says whose it is.
@@ -63,17 +64,16 @@ def print_events(events: Iterable[Event], *, as_json: bool, stats: bool | None) 
         elif isinstance(event, Summary):
             sys.stdout.write("\n")
             sys.stdout.flush()
-        _print_ending(event, stats and not as_json if stats is not None else not as_json and sys.stderr.isatty())
+        if not as_json and (sys.stderr.isatty() if stats is None else stats):
+            _print_ending(event, stream.request_id)
     return texts.get(0, "")
 
 
-def _print_ending(event: Event, wanted: bool) -> None:
-    if not wanted:
-        return
+def _print_ending(event: Event, request_id: str) -> None:
     if isinstance(event, Finished) and event.index > 0:
         print(f"\n[{event.index}: {event.finish_reason.value}]", file=sys.stderr)
     if isinstance(event, Summary):
-        print(describe(event), file=sys.stderr)
+        print(f"{describe(event)}, request {request_id}", file=sys.stderr)
 
 
 def describe(summary: Summary) -> str:
