@@ -134,7 +134,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return _run(options.file, changes, options.json)
     except (TraceError, OSError, ValueError) as error:
-        print(f"error: {options.file}: {error}", file=sys.stderr)
+        reason = error.strerror if isinstance(error, OSError) else error
+        print(f"error: {options.file}: {reason}", file=sys.stderr)
         return 2
 
 

@@ -119,6 +119,8 @@ def read_header(line: Any) -> CoreConfig:
 
     Raises: TraceError.
     """
+    if line is None:
+        raise TraceError("no line is there: a running server writes in pieces of 64 KiB, and the rest when it stops")
     if not isinstance(line, dict) or line.get("pagewire_trace") != TRACE_VERSION:
         raise TraceError(f"no trace of version {TRACE_VERSION}")
     try:

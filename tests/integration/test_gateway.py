@@ -1,6 +1,7 @@
 """The OpenAI-compatible gateway, asked by OpenAI's own client, in front of the whole product with a scripted worker."""
 
 import asyncio
+import gc
 import http.client
 import json
 import urllib.error
@@ -264,6 +265,30 @@ async def test_a_prompt_that_fails_ends_the_others() -> None:
     with pytest.raises(ServerError):
         await whole(caller, dialect, messages)
     await asyncio.wait_for(ended.wait(), 5)
+
+
+async def test_a_caller_that_hangs_up_leaves_nothing_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def once(message: str, metadata: object) -> None:
+        await asyncio.Event().wait()
+
+    async def hung_up() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    dialect: Any = SimpleNamespace(upstream=SimpleNamespace(once=once), metadata=())
+    messages: Any = ["runs", "runs too"]
+    caller: Any = SimpleNamespace(receive=hung_up)
+    assert (await whole(caller, dialect, messages)).status_code == 499
+    for _ in range(5):
+        await asyncio.sleep(0)  # what was cancelled ends, and whoever awaits it
+    gc.collect()
+    assert caplog.text == ""
+
+
+def test_a_body_that_is_no_json_object_says_what_is_expected(gateway: GatewayProcess) -> None:
+    for body, kind in ((b'{"model": "toy"}', "application/x-www-form-urlencoded"), (b"[]", "application/json")):
+        with pytest.raises(urllib.error.HTTPError) as wrong:
+            post(gateway, body, {"Content-Type": kind})
+        assert "Content-Type: application/json" in error_of(wrong.value, 400)["message"]
 
 
 def post(gateway: GatewayProcess, body: bytes, headers: dict[str, str] | None = None) -> None:

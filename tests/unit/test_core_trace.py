@@ -94,7 +94,7 @@ def test_a_line_cut_off_at_the_end_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no trace of version 1"),
+        ("", "a running server writes in pieces"),
         ('{"pagewire_trace": 2}\n', "no trace of version 1"),
         ("not JSON\n", "not JSON"),
         ('{"pagewire_trace": 1, "config": {"max_num_seqs": 1}}\n', "config"),
@@ -113,6 +113,11 @@ def test_what_is_no_trace_is_refused_in_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {path}: ")
     assert message in line
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay.main([str(tmp_path / "trace")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/trace: No such file or directory\n"
 
 
 def test_refusals_and_results_of_nobody_are_replayed(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ GONE = 499
 async def whole(request: Request, dialect: Dialect, messages: Sequence[generation_pb2.GenerateRequest]) -> Response:
     """All answers at once. Raises: ServerError."""
     calls = [asyncio.ensure_future(dialect.upstream.once(message, dialect.metadata)) for message in messages]
-    answered, hang_up = asyncio.gather(*calls), asyncio.ensure_future(_hang_up(request))
+    answered, hang_up = asyncio.ensure_future(_all(calls)), asyncio.ensure_future(_hang_up(request))
     try:
         await asyncio.wait((answered, hang_up), return_when=asyncio.FIRST_COMPLETED)
         if not answered.done():
@@ -36,12 +36,17 @@ async def whole(request: Request, dialect: Dialect, messages: Sequence[generatio
         answers = await answered
     finally:
         # Each by itself: of calls gathered, one that fails leaves the others running.
-        for each in (hang_up, *calls):
+        for each in (answered, hang_up, *calls):
             each.cancel()
     outputs = [output for answer in answers for output in answer.outputs]
     choices = [await dialect.choice(output, index) for index, output in enumerate(outputs)]
     usage = usage_of([answer.summary for answer in answers])
     return JSONResponse(dialect.envelope(dialect.whole, answers[0].request_id, choices, usage))
+
+
+async def _all(calls: Sequence[asyncio.Task[Any]]) -> list[Any]:
+    """A task of its own: calls gathered without one log that nobody awaited them when they are cancelled."""
+    return await asyncio.gather(*calls)
 
 
 async def _hang_up(request: Request) -> None:

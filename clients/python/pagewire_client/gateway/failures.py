@@ -92,6 +92,10 @@ def bad_body(error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return JSONResponse(body_of("the body is no JSON", "invalid_request_error"), 400)
+    if first["type"] == "model_attributes_type" and first["loc"] == ("body",):
+        return JSONResponse(
+            body_of("the body is no JSON object sent with Content-Type: application/json", "invalid_request_error"), 400
+        )
     path = [str(part) for part in first["loc"] if part != "body"]
     message = str(first["msg"]).removeprefix("Value error, ")
     return JSONResponse(
