@@ -28,6 +28,8 @@ _MAX_MESSAGE = 300
 _NOTHING = "there is no text of this form"
 _LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=100_000, verbose_errors=False)
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+_OF_OUR_GRAMMAR = re.compile(r"^at \d+\(\d+\): |\n *1 \| .*", re.DOTALL)
+"""Where in the grammar that was made of a regular expression, and its lines: its caller wrote none of them."""
 _NO_BLANKS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 """JSON has one blank behind commas and colons and no other: models that like blanks would never come to an end."""
 
@@ -126,7 +128,8 @@ def _prepare(first: dict[str, Any]) -> Answer:
             grammar = writable(asked["kind"], MAKERS[asked["kind"]](asked["content"]), without)
             try_grammar(tokenizer, grammar)
         except ValueError as error:
-            return {"refused": " ".join(str(error).replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]}
+            told = _OF_OUR_GRAMMAR.sub("", str(error)) if asked["kind"] == "regex" else str(error)
+            return {"refused": " ".join(told.replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]}
         return {"grammar": grammar}
 
     return answer
