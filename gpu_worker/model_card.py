@@ -58,9 +58,11 @@ def make_model_card(
         text = _with_tokenizer(text, tokenizer)
         digest = hashlib.sha256(digest.encode() + text.tokenizer_json).hexdigest()
     vocab_size = min(_num_token_ids(checkpoint, text.tokenizer_json), checkpoint.config.vocab_size)
-    outside = [token_id for token_id in text.eos_token_ids if not 0 <= token_id < vocab_size]
-    if outside:
-        raise ModelLoadError(f"{checkpoint.path}: eos_token_id {outside[0]} is outside the vocabulary of {vocab_size}")
+    ids = [("eos_token_id", token_id) for token_id in text.eos_token_ids]
+    ids += [] if text.bos_token_id is None else [("bos_token_id", text.bos_token_id)]
+    for field, token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise ModelLoadError(f"{checkpoint.path}: {field} {token_id} is outside the vocabulary of {vocab_size}")
     return ModelCard(
         name=name,
         architecture=checkpoint.config.architecture,

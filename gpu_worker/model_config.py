@@ -5,6 +5,7 @@ window is invisible on short prompts and ruins long ones.
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,23 @@ class RopeConfig:
     original_max_positions: int = 0
     freq_divisors: tuple[float, ...] = ()
     """One divisor a frequency, [head_dim / 2], where a GGUF file stores them; empty: none."""
+
+    def __post_init__(self) -> None:
+        """What is divided by or raised to a power here gives angles only while it is positive."""
+        numbers = [(name, getattr(self, name)) for name in ("theta", "factor", "low_freq_factor", "high_freq_factor")]
+        for name, value in (*numbers, *(("freq_divisors", divisor) for divisor in self.freq_divisors)):
+            if not 0 < value < math.inf:
+                raise ModelLoadError(f"config: rope {name} is {value}; a positive number is needed")
+        if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise ModelLoadError(
+                f"config: rope low_freq_factor is {self.low_freq_factor}; less than high_freq_factor "
+                f"{self.high_freq_factor} is needed"
+            )
+        if self.kind == "llama3" and not 1 <= self.original_max_positions <= MAX_SIZE:
+            raise ModelLoadError(
+                f"config: rope original_max_position_embeddings is {self.original_max_positions}; "
+                f"1 to {MAX_SIZE} is believed"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +96,8 @@ class ModelConfig:
                 raise ModelLoadError(f"config: {name} is {value}; it must be positive")
             if value > most:
                 raise ModelLoadError(f"config: {name} is {value}; at most {most} is believed")
+        if not 0 <= self.rms_norm_eps < math.inf:
+            raise ModelLoadError(f"config: rms_norm_eps is {self.rms_norm_eps}; a number from 0 on is needed")
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
                 f"config: {self.num_heads} attention heads do not divide over {self.num_kv_heads} key/value heads"
@@ -135,11 +155,12 @@ def _refuse_foreign(config: Mapping[str, Any], architecture: str) -> None:
     if config.get("auto_map"):
         raise ModelLoadError("config: auto_map asks for code from the checkpoint; code from checkpoints is never run")
     is_qwen = architecture.startswith("Qwen")
-    window = config.get("sliding_window", 4096 if architecture == "MistralForCausalLM" else None)
+    window = config.get("sliding_window", None if architecture == "LlamaForCausalLM" else 4096)
     if window is not None and _switch(config, "use_sliding_window", not is_qwen):
         raise ModelLoadError(f"config: sliding_window {window} is not supported")
-    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
-        raise ModelLoadError("config: layer_types other than full_attention are not supported")
+    kinds = config.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
+        raise ModelLoadError("config: layer_types other than a list of full_attention are not supported")
     if config.get("hidden_act", "silu") != "silu":
         raise ModelLoadError(f"config: hidden_act {config['hidden_act']!r} is not supported; supported: silu")
     if _number(config, "partial_rotary_factor", 1.0) != 1.0:
@@ -179,7 +200,7 @@ def _number(config: Mapping[str, Any], name: str, default: float) -> float:
     value = config.get(name)
     if value is None:
         return default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < math.inf:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
         raise ModelLoadError(f"config: {name} is {value!r}; a finite number is needed")
     return float(value)
 
@@ -201,11 +222,11 @@ def _rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
     unknown = set(block) - {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_ROPE_FIELDS[kind]}
     if unknown:
         raise ModelLoadError(f"config: field {sorted(unknown)[0]!r} is not known for rope_type {kind!r}")
-    missing = [name for name in _ROPE_FIELDS[kind] if name not in block]
+    missing = [name for name in _ROPE_FIELDS[kind] if block.get(name) is None]
     if missing:
         raise ModelLoadError(f"config: rope_type {kind!r} needs the field {missing[0]!r}")
     return RopeConfig(
-        theta=_number(block if "rope_theta" in block else config, "rope_theta", 10000.0),
+        theta=_number(block if block.get("rope_theta") is not None else config, "rope_theta", 10000.0),
         kind=kind,
         factor=_number(block, "factor", 1.0),
         low_freq_factor=_number(block, "low_freq_factor", 1.0),

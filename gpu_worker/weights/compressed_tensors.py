@@ -20,25 +20,42 @@ from gpu_worker.errors import ModelLoadError
 from gpu_worker.weights.bit_packing import num_words, unpack
 from gpu_worker.weights.float8 import Float8Format, parse_block, refuse_float8_cache
 from gpu_worker.weights.grouping import grouped
-from gpu_worker.weights.quantization_fields import SECTION, choice, unsupported
+from gpu_worker.weights.quantization_fields import SECTION, choice, group_size_of, unsupported
 from gpu_worker.weights.stored_module import StoredModule
 
 BITS = (2, 3, 4, 8)
 FORMATS = ("pack-quantized", "float-quantized", "naive-quantized")
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class PackedScheme:
+    """Integers of ``bits``, a scale a group or a row."""
+
+    bits: int
+    group_size: int
+    """-1: one group of all inputs."""
+    is_symmetric: bool
+
+    def fits(self, bits: int, num_inputs: int, num_groups: int) -> bool:
+        return bits == self.bits and num_groups == -(-num_inputs // group_size_of(self.group_size, num_inputs))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedFormat:
-    """Integers of ``bits`` (one entry a scheme), a scale a group or a row."""
+    """Every module follows one of ``schemes``."""
 
-    bits: tuple[int, ...]
+    schemes: tuple[PackedScheme, ...]
     method: str = "compressed-tensors"
     markers: tuple[str, ...] = ("weight_packed",)
     endings: tuple[str, ...] = ("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
 
     @property
     def label(self) -> str:
-        return f"compressed-tensors {'/'.join(map(str, self.bits))}-bit"
+        return f"compressed-tensors {'/'.join(map(str, self._bits))}-bit"
+
+    @property
+    def _bits(self) -> list[int]:
+        return sorted({scheme.bits for scheme in self.schemes})
 
     def unpack(self, module: StoredModule) -> QuantizedWeight:
         """Raises ModelLoadError naming the tensor that does not fit."""
@@ -49,38 +66,53 @@ class PackedFormat:
         bits = self._bits_of(module)
         scales = module.take_scales("weight_scale")
         scales = scales.reshape(-1, 1).expand(num_outputs, 1).contiguous() if scales.numel() == 1 else scales
-        if scales.dim() != 2 or scales.shape[0] != num_outputs or num_inputs % scales.shape[1]:
-            raise module.error(
-                "weight_scale",
-                f"has shape {list(scales.shape)}; [{num_outputs}, groups that divide {num_inputs}] is needed",
-            )
+        scheme = self._scheme_of(module, bits, scales)
         return grouped(
             module,
             codes=unpack(module.tensors["weight_packed"], bits, num_inputs),
             scales=scales,
-            zeros=_zeros(module, bits, scales.shape[1]),
-            group_size=num_inputs // scales.shape[1],
+            zeros=_zeros(module, scheme, scales.shape[1]),
+            group_size=group_size_of(scheme.group_size, num_inputs),
             bits=bits,
-            group_index=module.tensors.get("weight_g_idx"),
+            group_index=_group_index(module),
             ending="weight_g_idx",
+        )
+
+    def _scheme_of(self, module: StoredModule, bits: int, scales: torch.Tensor) -> PackedScheme:
+        """By the shape of the scales; an asymmetric scheme needs zero points, so it is the last choice without them."""
+        has_zeros = "weight_zero_point" in module.tensors
+        if scales.dim() == 2 and len(scales) == module.num_outputs:
+            for scheme in sorted(self.schemes, key=lambda scheme: scheme.is_symmetric is has_zeros):
+                if scheme.fits(bits, module.num_inputs, scales.shape[1]):
+                    return scheme
+        raise module.error(
+            "weight_scale",
+            f"has shape {list(scales.shape)}; [{module.num_outputs}, groups] is needed, the groups for "
+            f"{module.num_inputs} inputs by group_size {[scheme.group_size for scheme in self.schemes]} of the config",
         )
 
     def _bits_of(self, module: StoredModule) -> int:
         packed = module.take("weight_packed", (torch.int32,))
-        for bits in self.bits:
+        for bits in self._bits:
             if tuple(packed.shape) == (module.num_outputs, num_words(module.num_inputs, bits)):
                 return bits
-        wanted = [[module.num_outputs, num_words(module.num_inputs, bits)] for bits in self.bits]
+        wanted = [[module.num_outputs, num_words(module.num_inputs, bits)] for bits in self._bits]
         raise module.error(
             "weight_packed",
-            f"has shape {list(packed.shape)}; {wanted} is needed for the num_bits {list(self.bits)} of the config",
+            f"has shape {list(packed.shape)}; {wanted} is needed for the num_bits {self._bits} of the config",
         )
 
 
-def _zeros(module: StoredModule, bits: int, num_groups: int) -> torch.Tensor:
+def _group_index(module: StoredModule) -> torch.Tensor | None:
+    """-1 stands where columns were never ordered."""
+    index = module.tensors.get("weight_g_idx")
+    return None if index is None or bool((index == -1).all()) else index
+
+
+def _zeros(module: StoredModule, scheme: PackedScheme, num_groups: int) -> torch.Tensor:
     """uint8 [out, groups]."""
-    num_outputs = module.num_outputs
-    if "weight_zero_point" not in module.tensors:
+    num_outputs, bits = module.num_outputs, scheme.bits
+    if scheme.is_symmetric and "weight_zero_point" not in module.tensors:
         return torch.full((num_outputs, num_groups), 2 ** (bits - 1), dtype=torch.uint8)
     words = module.take("weight_zero_point", (torch.int32,), (num_words(num_outputs, bits), num_groups))
     return unpack(words.t(), bits, num_outputs).t().contiguous()
@@ -91,43 +123,57 @@ def parse_compressed_tensors(fields: Mapping[str, Any]) -> PackedFormat | Float8
     choice(fields, "quantization_status", ("compressed", "frozen"), "compressed")
     label = choice(fields, "format", FORMATS, "pack-quantized")
     refuse_float8_cache(fields)
-    if (fields.get("sparsity_config") or {}).get("format", "dense") != "dense":
+    sparsity = fields.get("sparsity_config") or {}
+    if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
         raise ModelLoadError(f"config: {SECTION}.sparsity_config is not supported; supported: dense")
     groups = fields.get("config_groups")
     if not isinstance(groups, dict) or not groups or not all(isinstance(group, dict) for group in groups.values()):
         raise unsupported("config_groups", groups, ("an object of schemes",))
     if label == "pack-quantized":
-        return PackedFormat(bits=tuple(sorted({_packed_bits(name, group) for name, group in groups.items()})))
-    blocks = {_float8_block(name, group) for name, group in groups.items()}
-    if len(blocks) != 1:
-        raise unsupported("config_groups", sorted(map(str, blocks)), ("one block structure for all",))
-    return Float8Format(method="compressed-tensors", block=blocks.pop())
+        return PackedFormat(schemes=tuple(sorted({_packed_scheme(name, group) for name, group in groups.items()})))
+    schemes = {_float8_scheme(name, group) for name, group in groups.items()}
+    if len(schemes) != 1:
+        raise unsupported("config_groups", sorted(groups), ("one scheme of FP8 for all",))
+    block, is_static = schemes.pop()
+    return Float8Format(method="compressed-tensors", block=block, is_static=is_static)
 
 
-def _packed_bits(name: str, group: Mapping[str, Any]) -> int:
+def _packed_scheme(name: str, group: Mapping[str, Any]) -> PackedScheme:
     """A scheme of integer weights with unquantised inputs."""
     weights = _weights_of(name, group)
     if group.get("input_activations"):
         raise unsupported(f"config_groups.{name}.input_activations", group["input_activations"], ("null",))
     _expect(name, weights, "type", ("int",))
     _expect(name, weights, "strategy", ("group", "channel", "tensor"))
-    bits = weights.get("num_bits")
+    bits, size, symmetric = (weights.get(field) for field in ("num_bits", "group_size", "symmetric"))
     if not isinstance(bits, int) or bits not in BITS:
         raise unsupported(f"config_groups.{name}.weights.num_bits", bits, BITS)
-    return bits
+    if weights["strategy"] != "group":
+        size = -1
+    if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
+        raise unsupported(f"config_groups.{name}.weights.group_size", size, ("-1", "positive integers"))
+    if not isinstance(symmetric, bool | None):
+        raise unsupported(f"config_groups.{name}.weights.symmetric", symmetric, ("true", "false"))
+    return PackedScheme(bits, size, symmetric is not False)
 
 
-def _float8_block(name: str, group: Mapping[str, Any]) -> tuple[int, int] | None:
-    """A scheme of FP8 weights, and what its scales cover."""
+def _float8_scheme(name: str, group: Mapping[str, Any]) -> tuple[tuple[int, int] | None, bool]:
+    """What the scales of FP8 weights cover, and whether the inputs' scale is fixed."""
     weights = _weights_of(name, group)
     _expect(name, weights, "type", ("float",))
     _expect(name, weights, "num_bits", (8,))
     _expect(name, weights, "strategy", ("tensor", "channel", "block"))
     inputs = group.get("input_activations")
-    if isinstance(inputs, dict):
+    if not isinstance(inputs, dict | None):
+        raise unsupported(f"config_groups.{name}.input_activations", inputs, ("an object", "null"))
+    is_static = False
+    if inputs:
+        is_static = not inputs.get("dynamic")
         _expect(name, inputs, "type", ("float",))
         _expect(name, inputs, "num_bits", (8,))
-    return parse_block(weights.get("block_structure"), f"config_groups.{name}.weights.block_structure")
+        _expect(name, inputs, "dynamic", (True, False, None))
+    block = parse_block(weights.get("block_structure"), f"config_groups.{name}.weights.block_structure")
+    return block, is_static
 
 
 def _weights_of(name: str, group: Mapping[str, Any]) -> Mapping[str, Any]:

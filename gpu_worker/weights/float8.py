@@ -30,6 +30,8 @@ class Float8Format:
     method: str
     block: tuple[int, int] | None
     """Outputs and inputs of a block; none: a scale for all or for each output."""
+    is_static: bool
+    """The scale of the inputs is fixed, and so must be there."""
     markers: tuple[str, ...] = _SCALE_NAMES
     endings: tuple[str, ...] = ("weight", *_SCALE_NAMES, *_INPUT_SCALE_NAMES, "input_scale_ub")
 
@@ -38,8 +40,9 @@ class Float8Format:
         """quant_method ``fp8`` or ``fbgemm_fp8``."""
         choice(fields, "fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
         choice(fields, "scale_fmt", ("float",), "float")
-        choice(fields, "activation_scheme", ("dynamic", "static"), "dynamic")
-        return cls(method="fp8", block=parse_block(fields.get("weight_block_size"), "weight_block_size"))
+        scheme = choice(fields, "activation_scheme", ("dynamic", "static"), "dynamic")
+        block = parse_block(fields.get("weight_block_size"), "weight_block_size")
+        return cls(method="fp8", block=block, is_static=scheme == "static")
 
     @property
     def label(self) -> str:
@@ -56,22 +59,33 @@ class Float8Format:
         scales = scales.float() if ending == "weight_scale_inv" else scales
         expanded, group_size = self._expanded(module, ending, scales)
         return QuantizedWeight(
-            codes=codes, scales=expanded, group_size=group_size, bits=8, input_scale=_input_scale(module)
+            codes=codes, scales=expanded, group_size=group_size, bits=8, input_scale=self._input_scale(module)
         )
 
     def _expanded(self, module: StoredModule, ending: str, scales: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Scales [out, groups] and the group size."""
         num_outputs, num_inputs = module.num_outputs, module.num_inputs
-        if scales.numel() == 1:
-            return scales.reshape(1, 1).expand(num_outputs, 1).contiguous(), num_inputs
-        if scales.numel() == num_outputs and tuple(scales.shape) in ((num_outputs,), (num_outputs, 1)):
-            return scales.reshape(num_outputs, 1).contiguous(), num_inputs
-        rows, columns = self.block or (num_outputs, num_inputs)
-        blocks = (-(-num_outputs // rows), -(-num_inputs // columns))
-        if self.block is None or tuple(scales.shape) != blocks:
-            wanted = f"1, [{num_outputs}, 1]" + (f" or {list(blocks)}" if self.block else "")
-            raise module.error(ending, f"has shape {list(scales.shape)}; {wanted} is needed")
-        return scales.repeat_interleave(rows, dim=0)[:num_outputs].contiguous(), columns
+        if self.block is None:
+            if scales.numel() == 1:
+                return scales.reshape(1, 1).expand(num_outputs, 1).contiguous(), num_inputs
+            if tuple(scales.shape) in ((num_outputs,), (num_outputs, 1)):
+                return scales.reshape(num_outputs, 1).contiguous(), num_inputs
+            raise module.error(ending, f"has shape {list(scales.shape)}; [1] or [{num_outputs}, 1] is needed")
+        rows, columns = self.block
+        blocks = [-(-num_outputs // rows), -(-num_inputs // columns)]
+        if list(scales.shape) != blocks:
+            raise module.error(ending, f"has shape {list(scales.shape)}; {blocks} is needed")
+        return scales.repeat_interleave(min(rows, num_outputs), dim=0)[:num_outputs].contiguous(), columns
+
+    def _input_scale(self, module: StoredModule) -> float | None:
+        stored = [name for name in _INPUT_SCALE_NAMES if name in module.tensors]
+        if not stored and not self.is_static:
+            return None
+        ending = (stored or _INPUT_SCALE_NAMES)[0]
+        scale = module.take_scales(ending)
+        if scale.numel() != 1 or float(scale) <= 0:
+            raise module.error(ending, f"has shape {list(scale.shape)}; one positive number is needed")
+        return float(scale)
 
 
 def parse_block(value: Any, name: str) -> tuple[int, int] | None:
@@ -84,16 +98,6 @@ def parse_block(value: Any, name: str) -> tuple[int, int] | None:
     if rows < 1 or columns < 1:
         raise unsupported(name, value, ("two positive integers",))
     return int(rows), int(columns)
-
-
-def _input_scale(module: StoredModule) -> float | None:
-    for ending in _INPUT_SCALE_NAMES:
-        if ending in module.tensors:
-            scale = module.take_scales(ending)
-            if scale.numel() != 1 or float(scale) <= 0:
-                raise module.error(ending, f"has shape {list(scale.shape)}; one positive number is needed")
-            return float(scale)
-    return None
 
 
 def refuse_float8_cache(fields: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ of the query and key projections with each head's rotary pairs interleaved; they
 here. The tokenizer and the configuration come from the file's metadata.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -108,7 +109,10 @@ class GgufCheckpoint:
         raw = self._file.raw(tensor)
         if tensor.kind.name in _FLOATS:
             return torch.from_numpy(raw.copy()).view(_FLOATS[tensor.kind.name]).view(tensor.shape)
-        return dequantize(raw, tensor.kind).view(tensor.shape)
+        values = dequantize(raw, tensor.kind).view(tensor.shape)
+        if not bool(values.isfinite().all()):
+            raise ModelLoadError(f"{self.path}: tensor {tensor.name!r} holds scales that are NaN or infinite")
+        return values
 
     def _split_halves(self, name: str, values: torch.Tensor, num_heads: int) -> torch.Tensor:
         """Rows of each head from interleaved pairs (0, h, 1, h + 1, ...) to halves (0, 1, ..., h, h + 1, ...)."""
@@ -126,33 +130,42 @@ class GgufCheckpoint:
         value = self._file.metadata.get(key, default)
         if value is None:
             raise ModelLoadError(f"{self.path}: metadata {key!r} is missing")
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or not math.isfinite(value):
             raise ModelLoadError(f"{self.path}: metadata {key!r} is not a number")
         return value
 
+    def _integer(self, key: str, default: int | None = None) -> int:
+        value = self._number(key, default)
+        if value != int(value):
+            raise ModelLoadError(f"{self.path}: metadata {key!r} is {value}; an integer is needed")
+        return int(value)
+
     def _read_config(self) -> ModelConfig:
         metadata = self._file.metadata
+        num_files = metadata.get("split.count", 0)
+        if num_files not in (0, 1):
+            raise ModelLoadError(f"{self.path}: metadata split.count is {num_files}; one whole file is supported")
         architecture = metadata.get("general.architecture")
         if architecture != "llama":
             raise ModelLoadError(f"{self.path}: architecture {architecture!r} is not supported; supported: llama")
         if metadata.get("llama.expert_count", 0):
             raise ModelLoadError(f"{self.path}: metadata llama.expert_count: mixtures of experts are not supported")
-        hidden = int(self._number("llama.embedding_length"))
-        heads = int(self._number("llama.attention.head_count"))
-        head_dim = int(self._number("llama.attention.key_length", hidden // max(heads, 1)))
+        hidden = self._integer("llama.embedding_length")
+        heads = self._integer("llama.attention.head_count")
+        head_dim = self._integer("llama.attention.key_length", hidden // max(heads, 1))
         embedding = self._tensors.get("model.embed_tokens.weight")
         if embedding is None:
             raise ModelLoadError(f"{self.path}: tensor 'token_embd.weight' is missing")
         return ModelConfig(
             architecture="LlamaForCausalLM",
             hidden_size=hidden,
-            intermediate_size=int(self._number("llama.feed_forward_length")),
-            num_layers=int(self._number("llama.block_count")),
+            intermediate_size=self._integer("llama.feed_forward_length"),
+            num_layers=self._integer("llama.block_count"),
             num_heads=heads,
-            num_kv_heads=int(self._number("llama.attention.head_count_kv", heads)),
+            num_kv_heads=self._integer("llama.attention.head_count_kv", heads),
             head_dim=head_dim,
             vocab_size=embedding.shape[0],
-            max_positions=int(self._number("llama.context_length")),
+            max_positions=self._integer("llama.context_length"),
             rms_norm_eps=float(self._number("llama.attention.layer_norm_rms_epsilon")),
             rope=self._rope(head_dim),
             attention_bias="model.layers.0.self_attn.q_proj.bias" in self._tensors,
@@ -162,18 +175,20 @@ class GgufCheckpoint:
         )
 
     def _rope(self, head_dim: int) -> RopeConfig:
-        rotated = int(self._number("llama.rope.dimension_count", head_dim))
+        """As llama.cpp reads it: a factor without a type is linear, 0 is none, and older files call it scale_linear."""
+        rotated = self._integer("llama.rope.dimension_count", head_dim)
         if rotated != head_dim:
             raise ModelLoadError(f"{self.path}: metadata llama.rope.dimension_count is {rotated}; {head_dim} is needed")
-        kind = self._file.metadata.get("llama.rope.scaling.type", "none")
+        kind = self._file.metadata.get("llama.rope.scaling.type", "linear")
         if kind not in ("none", "linear"):
             raise ModelLoadError(
                 f"{self.path}: metadata llama.rope.scaling.type {kind!r} is not supported; supported: none, linear"
             )
+        factor = self._number("llama.rope.scaling.factor", self._number("llama.rope.scale_linear", 1.0)) or 1.0
         return RopeConfig(
             theta=float(self._number("llama.rope.freq_base", 10000.0)),
-            kind="linear" if kind == "linear" else "default",
-            factor=float(self._number("llama.rope.scaling.factor", 1.0)),
+            kind="linear" if kind == "linear" and factor != 1.0 else "default",
+            factor=factor,
             freq_divisors=self._rope_divisors(head_dim),
         )
 

@@ -7,7 +7,7 @@ vocabularies (``llama``) go through transformers' own converter, imported only t
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -28,6 +28,8 @@ _TOKEN_IDS = {
 _END_OF_TURN = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 Metadata = Mapping[str, Any]
+T = TypeVar("T")
+_KINDS: dict[type, str] = {str: "texts", int: "integers", float: "floats"}
 
 
 def read_text_assets(path: Path, metadata: Metadata) -> TextAssets:
@@ -39,9 +41,12 @@ def read_text_assets(path: Path, metadata: Metadata) -> TextAssets:
     special = {name: tokens[token_id] for name, key in _TOKEN_IDS.items() if (token_id := ids[key]) is not None}
     ends = [token_id for key in _END_OF_TURN if (token_id := ids[key]) is not None]
     bos = ids[_TOKEN_IDS["bos_token"]]
+    template = metadata.get("tokenizer.chat_template", "")
+    if not isinstance(template, str):
+        raise ModelLoadError(f"{path}: metadata 'tokenizer.chat_template' is no text")
     return TextAssets(
         tokenizer_json=_tokenizer(path, metadata, tokens, bos).to_str().encode(),
-        chat_template=str(metadata.get("tokenizer.chat_template", "")),
+        chat_template=template,
         special_tokens=special,
         eos_token_ids=list(dict.fromkeys(ends)),
         bos_token_id=bos,
@@ -58,6 +63,10 @@ def _token_id(path: Path, metadata: Metadata, key: str, num_tokens: int) -> int 
 
 
 def _tokenizer(path: Path, metadata: Metadata, tokens: list[str], bos: int | None) -> Tokenizer:
+    for key, kind in (("tokenizer.ggml.scores", float), ("tokenizer.ggml.token_type", int)):
+        entries = _list(path, metadata, key, kind)
+        if entries and len(entries) != len(tokens):
+            raise ModelLoadError(f"{path}: metadata {key!r} has {len(entries)} entries; there are {len(tokens)} tokens")
     model = metadata.get("tokenizer.ggml.model")
     if model == "gpt2":
         return _byte_level(path, metadata, tokens, bos)
@@ -67,7 +76,7 @@ def _tokenizer(path: Path, metadata: Metadata, tokens: list[str], bos: int | Non
 
 
 def _byte_level(path: Path, metadata: Metadata, tokens: list[str], bos: int | None) -> Tokenizer:
-    merges = [_merge(path, line) for line in metadata.get("tokenizer.ggml.merges") or []]
+    merges = [_merge(path, line) for line in _list(path, metadata, "tokenizer.ggml.merges", str)]
     vocab = {text: token_id for token_id, text in enumerate(tokens)}
     if len(vocab) != len(tokens):
         raise ModelLoadError(f"{path}: metadata tokenizer.ggml.tokens holds the same token twice")
@@ -80,12 +89,22 @@ def _byte_level(path: Path, metadata: Metadata, tokens: list[str], bos: int | No
     tokenizer.pre_tokenizer = _pre_tokenizer(path, metadata.get("tokenizer.ggml.pre", "default"))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = _post_processor(tokens, bos if metadata.get("tokenizer.ggml.add_bos_token") else None)
-    kinds = metadata.get("tokenizer.ggml.token_type") or []
-    for text, kind in zip(tokens, kinds, strict=False):
+    kinds = _list(path, metadata, "tokenizer.ggml.token_type", int)
+    for text, kind in zip(tokens, kinds, strict=bool(kinds)):
         if kind in (_CONTROL, _USER_DEFINED):
             token = AddedToken(text, special=kind == _CONTROL, normalized=False)
             (tokenizer.add_special_tokens if kind == _CONTROL else tokenizer.add_tokens)([token])
     return tokenizer
+
+
+def _list(path: Path, metadata: Metadata, key: str, kind: type[T]) -> list[T]:
+    """Entries of one kind; none where the metadata says nothing."""
+    entries = metadata.get(key)
+    if entries is None:
+        return []
+    if not isinstance(entries, list) or not all(isinstance(entry, kind) for entry in entries):
+        raise ModelLoadError(f"{path}: metadata {key!r} is no list of {_KINDS[kind]}")
+    return entries
 
 
 def _merge(path: Path, line: str) -> tuple[str, str]:

@@ -21,12 +21,14 @@ from pagewire_kernels import QuantizedWeight
 
 from gpu_worker.weights.bit_packing import num_words, unpack
 from gpu_worker.weights.grouping import grouped
-from gpu_worker.weights.quantization_fields import choice, flag, group_size_of, integer
+from gpu_worker.weights.quantization_fields import choice, flag, group_size_of, integer, unsupported
 from gpu_worker.weights.stored_module import StoredModule
 
 BITS = (2, 3, 4, 8)
 GROUP_SIZES = (-1, 16, 32, 64, 128, 256, 512, 1024)
 FORMATS = ("gptq", "gptq_v2")
+_LABELS = ("checkpoint_format", "format")
+"""Either names the format; GPTQModel writes both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +50,16 @@ class GptqFormat:
     def parse(cls, fields: Mapping[str, Any]) -> "GptqFormat":
         """Raises ModelLoadError naming the field."""
         choice(fields, "pack_dtype", ("int32",), "int32")
-        label = "checkpoint_format" if "checkpoint_format" in fields else "format"
+        labels = {choice(fields, name, FORMATS, "") for name in _LABELS if fields.get(name) is not None}
+        if len(labels) > 1:
+            raise unsupported("format", fields["format"], (f"{fields['checkpoint_format']} as checkpoint_format says",))
         meta = fields.get("meta")
         quantizer = str(meta.get("quantizer", "")) if isinstance(meta, dict) else ""
         return cls(
             bits=integer(fields, "bits", BITS),
             group_size=integer(fields, "group_size", GROUP_SIZES),
             is_symmetric=flag(fields, "sym", True),
-            is_v2=choice(fields, label, FORMATS, "gptq") == "gptq_v2",
+            is_v2="gptq_v2" in labels,
             is_mixed=bool(fields.get("dynamic")),
             lends="gptqmodel" in quantizer,
         )
@@ -87,7 +91,8 @@ class GptqFormat:
 
     def _bits_of(self, module: StoredModule) -> int:
         """By the shape of ``qweight``, which must agree with the configuration unless that has exceptions."""
-        rows = module.take("qweight", (torch.int32,)).shape[0]
+        qweight = module.take("qweight", (torch.int32,))
+        rows = len(qweight) if qweight.dim() else 0
         fitting = [bits for bits in BITS if num_words(module.num_inputs, bits) == rows]
         if self.bits in fitting:
             return self.bits
@@ -102,8 +107,10 @@ class GptqFormat:
         size = group_size_of(self.group_size, module.num_inputs)
         if num_groups == -(-module.num_inputs // size):
             return size
-        if self.is_mixed and module.num_inputs % num_groups == 0:
-            return module.num_inputs // num_groups
+        others = (group_size_of(size, module.num_inputs) for size in GROUP_SIZES)
+        fitting = [size for size in others if num_groups == -(-module.num_inputs // size)]
+        if self.is_mixed and fitting:
+            return fitting[0]
         raise module.error(
             "scales",
             f"has {num_groups} groups; quantization_config.group_size {self.group_size} makes "

@@ -22,6 +22,8 @@ _DEFAULTS: dict[str, tuple[type, Callable[[float], bool]]] = {
     "repetition_penalty": (float, lambda value: value > 0),
 }
 """Kind and range of each default; one outside its range is as good as none."""
+_LARGEST = 2**31
+"""Numbers from here on, infinity among them, are no default either."""
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -57,7 +59,7 @@ def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:
     found: dict[str, float | int] = {}
     for name, (kind, is_valid) in _DEFAULTS.items():
         value = generation.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and is_valid(value):
+        if isinstance(value, int | float) and abs(value) < _LARGEST and is_valid(value):
             found[name] = kind(value)
     return found
 
@@ -80,13 +82,23 @@ def _tokenizer_json(directory: Path) -> bytes:
         raise ModelLoadError(
             f"{path}: no such file; a tokenizer.json is needed (save_pretrained of a fast tokenizer writes one)"
         )
-    return path.read_bytes()
+    return _content(path)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str:
     path = directory / "chat_template.jinja"
     if path.exists():
-        return path.read_text(encoding="utf-8")
+        try:
+            return _content(path).decode()
+        except UnicodeDecodeError as error:
+            raise ModelLoadError(f"{path}: not UTF-8 ({error})") from None
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):  # several named templates
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}

@@ -54,7 +54,7 @@ def test_two_ranks_give_the_tokens_of_transformers(tmp_path: Path, name: str) ->
     check_tokens(tmp_path, tiny.reference, 2)
 
 
-def test_more_ranks_than_key_value_heads(tmp_path: Path) -> None:
+def test_mod_08_more_ranks_than_key_value_heads(tmp_path: Path) -> None:
     tiny = make_model(tmp_path, num_key_value_heads=2)
     check_tokens(tmp_path, tiny.reference, 4)
 
@@ -104,7 +104,7 @@ def test_each_rank_holds_its_part(tmp_path: Path) -> None:
         (2, {"intermediate_size": 81}, "intermediate_size 81"),
     ],
 )
-def test_what_does_not_divide_is_named(tmp_path: Path, num_ranks: int, changes: dict[str, int], field: str) -> None:
+def test_mod_08_what_does_not_divide_is_named(tmp_path: Path, num_ranks: int, changes: dict[str, int], field: str) -> None:
     make_model(tmp_path, **changes)
     with pytest.raises(ConfigError, match=rf"--tensor-parallel-size '{num_ranks}': not allowed: .*{field}; allowed"):
         ThreadRanks(num_ranks, tmp_path)

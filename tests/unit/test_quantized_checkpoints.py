@@ -9,6 +9,7 @@ import pytest
 import torch
 from pagewire_kernels import load_kernels
 from pagewire_kernels.reference import dequantize
+from support.float8_files import FLOAT8, write_float8
 from support.quantized_files import (
     PROJECTIONS,
     Codes,
@@ -350,6 +351,18 @@ def drop(name: str) -> Callable[[dict[str, torch.Tensor]], Any]:
         (awq(), drop(f"{DOWN}.qzeros"), r"down_proj\.qzeros' is missing"),
         (awq(), set_tensor(f"{DOWN}.scales", with_nan), r"down_proj\.scales' holds NaN"),
         (awq(), set_tensor(f"{DOWN}.scales", lambda scales: scales[:2].clone()), r"scales' has shape \[2, 64\]"),
+        (gptq(), set_tensor(f"{FIRST}.qweight", lambda words: words[0, 0].clone()), r"qweight' has 0 rows; 8 are"),
+        (
+            gptq(fields={"dynamic": {"x": {"bits": 8}}}),
+            set_tensor(f"{FIRST}.scales", lambda scales: scales[:0].clone()),
+            r"scales' has 0 groups",
+        ),
+        (
+            compressed(),
+            set_tensor(f"{DOWN}.weight_scale", lambda scales: scales[:, :0].clone()),
+            r"weight_scale' has shape \[64, 0\]; \[64, groups\] is needed.*96 inputs by group_size \[32\]",
+        ),
+        (compressed(sym=False), drop(f"{DOWN}.weight_zero_point"), r"weight_zero_point' is missing"),
         (compressed(), drop(f"{DOWN}.weight_scale"), r"weight_scale' is missing"),
         (compressed(), drop(f"{DOWN}.weight_shape"), r"weight_shape' is missing"),
         (compressed(), set_tensor(f"{DOWN}.weight_shape", lambda shape: shape + 1), r"weight_shape' is \[65, 97\]"),
@@ -393,6 +406,9 @@ def test_damage_is_named(
         (compressed(), {"config_groups": {}}, r"quantization_config.config_groups"),
         (compressed(), {"kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme is not supported"),
         (compressed(), {"sparsity_config": {"format": "sparse-24-bitmask"}}, r"sparsity_config"),
+        (compressed(), {"sparsity_config": "dense"}, r"sparsity_config"),
+        (compressed(), {"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}}, r"transform_config"),
+        (gptq(), {"format": "gptq_v2"}, r"format 'gptq_v2' is not supported; supported: gptq as checkpoint_format"),
     ],
 )
 def test_labels_that_are_wrong_or_not_supported_are_named(
@@ -401,6 +417,72 @@ def test_labels_that_are_wrong_or_not_supported_are_named(
     write_quantized(tmp_path, scheme)
     changed = {name: value for name, value in {**scheme.config, **fields}.items() if value is not ...}
     edit_json(tmp_path / "config.json", quantization_config=changed)
+    with pytest.raises(ModelLoadError, match=named):
+        load(tmp_path)
+
+
+def test_either_name_of_the_format_counts() -> None:
+    """GPTQModel writes both; null is as good as none."""
+    tensors = made_layer(torch.arange(32).view(16, 2) % 16, version=2)
+    for fields in ({"format": "gptq_v2"}, {"format": "GPTQ_V2", "checkpoint_format": None}):
+        assert torch.equal(unpacked(tensors, sym=False, **fields), tensors["expected"])
+
+
+def test_exceptions_may_have_groups_whose_last_is_shorter(tmp_path: Path) -> None:
+    """96 inputs in groups of 64, where the configuration says 32 for most: also without g_idx."""
+    scheme = gptq(group_size=64)
+    made = write_quantized(tmp_path, scheme)
+    edit_tensors(tmp_path, drop(f"{DOWN}.g_idx"))
+    fields = {**scheme.config, "group_size": 32, "dynamic": {"+:.*": {"group_size": 64}}}
+    edit_json(tmp_path / "config.json", quantization_config=fields)
+    check_weights(made)
+
+
+def test_compressed_groups_are_those_of_a_scheme(tmp_path: Path) -> None:
+    """Columns that were never ordered have the index -1; a last group may be shorter."""
+    scheme = compressed(group_size=64)
+    made = write_quantized(tmp_path, scheme)
+    index = torch.full((96,), -1, dtype=torch.int32)
+    edit_tensors(tmp_path, lambda weights: weights.update({f"{DOWN}.weight_g_idx": index}))
+    check_weights(made)
+    weights = {**scheme.config["config_groups"]["group_0"]["weights"], "group_size": 32}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    edit_json(tmp_path / "config.json", quantization_config={**scheme.config, "config_groups": groups})
+    with pytest.raises(ModelLoadError, match=r"q_proj\.weight_scale' has shape \[64, 1\].*group_size \[32\]"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "damage", "named"),
+    [
+        ("tensor", {}, drop(f"{DOWN}.input_scale"), r"down_proj\.input_scale' is missing"),
+        (
+            "compressed",
+            {"input_activations": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}},
+            lambda weights: None,
+            r"input_scale' is missing",
+        ),
+        ("compressed", {"input_activations": "dynamic"}, lambda weights: None, r"group_0\.input_activations 'dynamic'"),
+        (
+            "block",
+            {},
+            set_tensor(f"{DOWN}.weight_scale_inv", lambda scales: scales[0, 0].clone()),
+            r"weight_scale_inv' has shape \[\]; \[2, 3\] is needed",
+        ),
+        ("block", {"weight_block_size": [2**60, 32]}, lambda weights: None, r"has shape \[2, 2\]; \[1, 2\] is needed"),
+    ],
+)
+def test_float8_scales_are_those_of_the_configuration(
+    tmp_path: Path, kind: str, fields: dict[str, Any], damage: Callable[[dict[str, torch.Tensor]], Any], named: str
+) -> None:
+    write_float8(tmp_path, kind)
+    edit_tensors(tmp_path, damage)
+    scheme = dict(FLOAT8[kind])
+    if kind == "compressed":
+        scheme["config_groups"] = {"group_0": {**scheme["config_groups"]["group_0"], **fields}}
+    else:
+        scheme.update(fields)
+    edit_json(tmp_path / "config.json", quantization_config=scheme)
     with pytest.raises(ModelLoadError, match=named):
         load(tmp_path)
 

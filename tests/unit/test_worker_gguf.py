@@ -142,6 +142,12 @@ def test_the_card_names_the_special_tokens(whole: Path) -> None:
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8; 16"),
         ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type 'yarn'"),
         ({"llama.expert_count": 8}, "expert_count"),
+        ({"llama.block_count": float("nan")}, "'llama.block_count' is not a number"),
+        ({"llama.block_count": 2.5}, "'llama.block_count' is 2.5; an integer is needed"),
+        ({"llama.rope.freq_base": float("inf")}, "'llama.rope.freq_base' is not a number"),
+        ({"llama.rope.freq_base": 0.0}, "rope theta is 0.0"),
+        ({"llama.rope.scaling.factor": -2.0}, "rope factor is -2.0"),
+        ({"split.count": 3}, "split.count is 3; one whole file is supported"),
     ],
 )
 def test_metadata_that_does_not_fit_is_named(
@@ -159,6 +165,12 @@ def test_metadata_that_does_not_fit_is_named(
         ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model 'bert'"),
         ({"tokenizer.ggml.pre": "unheard-of"}, "tokenizer.ggml.pre 'unheard-of'"),
         ({"tokenizer.ggml.merges": ["h"]}, "no pair"),
+        ({"tokenizer.ggml.merges": [1]}, "'tokenizer.ggml.merges' is no list of texts"),
+        ({"tokenizer.ggml.merges": 5}, "'tokenizer.ggml.merges' is no list of texts"),
+        ({"tokenizer.ggml.token_type": 1}, "'tokenizer.ggml.token_type' is no list of integers"),
+        ({"tokenizer.ggml.token_type": [1]}, "'tokenizer.ggml.token_type' has 1 entries; there are 300 tokens"),
+        ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.5]}, "'tokenizer.ggml.scores' has 1 entries"),
+        ({"tokenizer.chat_template": 5}, "'tokenizer.chat_template' is no text"),
         ({"tokenizer.ggml.merges": ["h nothing"]}, "do not fit together"),
         ({"tokenizer.ggml.bos_token_id": 300}, "'tokenizer.ggml.bos_token_id' is 300; there are 300 tokens"),
     ],
@@ -169,6 +181,38 @@ def test_a_tokenizer_that_does_not_fit_is_named(
     write_gguf(tmp_path / "x.gguf", model, **metadata)
     with pytest.raises(ModelLoadError, match=named):
         tokenizer_of(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "factor"),
+    [
+        ({"llama.rope.scaling.factor": 4.0}, 4.0),
+        ({"llama.rope.scale_linear": 4.0}, 4.0),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, 4.0),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, 1.0),
+        ({"llama.rope.scaling.factor": 0.0}, 1.0),
+    ],
+)
+def test_positions_are_scaled_as_llama_cpp_scales_them(
+    model: LlamaForCausalLM, tmp_path: Path, metadata: dict[str, Any], factor: float
+) -> None:
+    """A factor without a type is a linear one; older files have it by another name."""
+    write_gguf(tmp_path / "x.gguf", model, **metadata)
+    rope = open_checkpoint(tmp_path / "x.gguf").config.rope
+    assert (rope.kind, rope.factor if rope.kind == "linear" else 1.0) == ("linear" if factor > 1 else "default", factor)
+
+
+def test_scales_that_are_no_numbers_are_refused_where_blocks_are_dequantised(
+    model: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.gguf"
+    write_gguf(path, model, "Q5_0")
+    tensor = GgufCheckpoint(path)._tensors["model.layers.0.mlp.down_proj.weight"]
+    content = bytearray(path.read_bytes())
+    content[tensor.start : tensor.start + 2] = struct.pack("<e", float("nan"))
+    path.write_bytes(content)
+    with pytest.raises(ModelLoadError, match=r"'blk\.0\.ffn_down\.weight' holds scales that are NaN or infinite"):
+        load(path)
 
 
 def test_a_file_cut_anywhere_is_refused(whole: Path, tmp_path: Path) -> None:

@@ -104,6 +104,18 @@ def test_divisors_of_a_gguf_file_divide_the_frequencies() -> None:
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; true or false is needed"),
         ({"attention_bias": 1}, "attention_bias is 1"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types other than"),
+        ({"layer_types": 5}, "layer_types other than"),
+        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "sliding_window 4096 is not supported"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
+        ({"rope_theta": 0}, "rope theta is 0.0; a positive number is needed"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "rope factor is 0.0"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, "'linear' needs the field 'factor'"),
+        ({"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": 4.0}}, "low_freq_factor is 4.0; less than high_freq"),
+        (
+            {"rope_scaling": {**LLAMA3_ROPE, "original_max_position_embeddings": 0}},
+            "max_position_embeddings is 0; 1 to",
+        ),
     ],
 )
 def test_mod_01_02_06_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], named: str) -> None:

@@ -233,11 +233,12 @@ def test_the_card_says_what_the_directory_says(single: Path) -> None:
     assert made.chat_template == CHAT_TEMPLATE
     assert made.generation_defaults["temperature"] == 0.75
     (single / "chat_template.jinja").write_text("newer")
-    edit_json(single / "generation_config.json", eos_token_id=[EOS_ID, 5], top_p=7.0, top_k=-1)
+    edit_json(single / "generation_config.json", eos_token_id=[EOS_ID, 5], top_p=7.0, top_k=-1, temperature=1e400)
     made = card(single)
     assert (made.chat_template, list(made.eos_token_ids)) == ("newer", [EOS_ID, 5])
     assert "top_p" not in made.generation_defaults
     assert "top_k" not in made.generation_defaults
+    assert "temperature" not in made.generation_defaults
 
 
 @pytest.mark.parametrize(
@@ -272,6 +273,18 @@ def test_the_card_says_what_the_directory_says(single: Path) -> None:
         (
             lambda path: edit_json(path / "tokenizer_config.json", eos_token={"content": 2}),
             "tokenizer_config.json: eos_token is",
+        ),
+        (
+            lambda path: edit_json(path / "generation_config.json", bos_token_id=-1),
+            "bos_token_id -1 is outside the vocabulary of 300",
+        ),
+        (
+            lambda path: (path / "chat_template.jinja").write_bytes(b"\xff"),
+            "chat_template.jinja: not UTF-8",
+        ),
+        (
+            lambda path: (path / "tokenizer.json").unlink() or (path / "tokenizer.json").mkdir(),
+            "tokenizer.json: cannot be read .Is a directory.",
         ),
         (
             lambda path: edit_json(path / "config.json", torch_dtype="complex64", dtype=...),
