@@ -71,7 +71,7 @@ class PackedFormat:
             module,
             codes=unpack(module.tensors["weight_packed"], bits, num_inputs),
             scales=scales,
-            zeros=_zeros(module, scheme, scales.shape[1]),
+            zeros=_zeros(module, scheme, scales),
             group_size=group_size_of(scheme.group_size, num_inputs),
             bits=bits,
             group_index=_group_index(module),
@@ -109,11 +109,11 @@ def _group_index(module: StoredModule) -> torch.Tensor | None:
     return None if index is None or bool((index == -1).all()) else index
 
 
-def _zeros(module: StoredModule, scheme: PackedScheme, num_groups: int) -> torch.Tensor:
+def _zeros(module: StoredModule, scheme: PackedScheme, scales: torch.Tensor) -> torch.Tensor:
     """uint8 [out, groups]."""
-    num_outputs, bits = module.num_outputs, scheme.bits
+    (num_outputs, num_groups), bits = scales.shape, scheme.bits
     if scheme.is_symmetric and "weight_zero_point" not in module.tensors:
-        return torch.full((num_outputs, num_groups), 2 ** (bits - 1), dtype=torch.uint8)
+        return torch.full((num_outputs, num_groups), 2 ** (bits - 1), dtype=torch.uint8, device=scales.device)
     words = module.take("weight_zero_point", (torch.int32,), (num_words(num_outputs, bits), num_groups))
     return unpack(words.t(), bits, num_outputs).t().contiguous()
 

@@ -104,7 +104,9 @@ def test_each_rank_holds_its_part(tmp_path: Path) -> None:
         (2, {"intermediate_size": 81}, "intermediate_size 81"),
     ],
 )
-def test_mod_08_what_does_not_divide_is_named(tmp_path: Path, num_ranks: int, changes: dict[str, int], field: str) -> None:
+def test_mod_08_what_does_not_divide_is_named(
+    tmp_path: Path, num_ranks: int, changes: dict[str, int], field: str
+) -> None:
     make_model(tmp_path, **changes)
     with pytest.raises(ConfigError, match=rf"--tensor-parallel-size '{num_ranks}': not allowed: .*{field}; allowed"):
         ThreadRanks(num_ranks, tmp_path)
