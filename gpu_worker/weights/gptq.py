@@ -27,7 +27,8 @@ from gpu_worker.weights.stored_module import StoredModule
 BITS = (2, 3, 4, 8)
 GROUP_SIZES = (-1, 16, 32, 64, 128, 256, 512, 1024)
 FORMATS = ("gptq", "gptq_v2")
-_LABELS = ("checkpoint_format", "format")
+_MISPLACED_ONES = (0x24924924, 0x92492492 - 2**32, 0x49249249)
+LABELS = ("checkpoint_format", "format")
 """Either names the format; GPTQModel writes both."""
 
 
@@ -50,7 +51,7 @@ class GptqFormat:
     def parse(cls, fields: Mapping[str, Any]) -> "GptqFormat":
         """Raises ModelLoadError naming the field."""
         choice(fields, "pack_dtype", ("int32",), "int32")
-        labels = {choice(fields, name, FORMATS, "") for name in _LABELS if fields.get(name) is not None}
+        labels = {choice(fields, name, FORMATS, "") for name in LABELS if fields.get(name) is not None}
         if len(labels) > 1:
             raise unsupported("format", fields["format"], (f"{fields['checkpoint_format']} as checkpoint_format says",))
         meta = fields.get("meta")
@@ -124,9 +125,17 @@ class GptqFormat:
         is_v2 = self.is_v2
         if self.is_symmetric and bool((stored == (middle - 1 if is_v2 else middle)).all()):
             is_v2 = not is_v2
+        if self.is_symmetric and self.lends and bits == 3 and _taken_wrongly(words, num_outputs):
+            return torch.full_like(stored, middle)
         if is_v2:
             return stored
         if self.lends and 32 % bits == 0:
             ones = sum(1 << shift for shift in range(0, 32, bits))
             return unpack(words + torch.tensor(ones, dtype=torch.int32), bits, num_outputs)
         return (stored + 1).bitwise_and_(2**bits - 1)
+
+
+def _taken_wrongly(words: torch.Tensor, num_outputs: int) -> bool:
+    """Whether all zero points are 4 with misplaced ones given back: earlier GPTQModels took them so of three words."""
+    ones = torch.tensor(_MISPLACED_ONES, dtype=torch.int32, device=words.device).repeat(words.shape[1] // 3 + 1)
+    return bool((unpack(words + ones[: words.shape[1]], 3, num_outputs) == 4).all())

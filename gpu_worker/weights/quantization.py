@@ -14,7 +14,7 @@ from gpu_worker.errors import ModelLoadError
 from gpu_worker.weights.awq import AwqFormat
 from gpu_worker.weights.compressed_tensors import parse_compressed_tensors
 from gpu_worker.weights.float8 import Float8Format
-from gpu_worker.weights.gptq import GptqFormat
+from gpu_worker.weights.gptq import LABELS, GptqFormat
 from gpu_worker.weights.quantization_fields import unsupported
 from gpu_worker.weights.stored_module import StoredModule
 
@@ -74,6 +74,7 @@ def read_format(
         return None
     if not isinstance(fields, dict):
         raise ModelLoadError("config: quantization_config is not an object")
+    _check_neighbour(directory / _FILES[0], fields, read_json)
     method = str(fields.get("quant_method", "")).lower()
     if method not in _PARSERS:
         raise unsupported("quant_method", fields.get("quant_method"), tuple(_PARSERS))
@@ -81,3 +82,13 @@ def read_format(
         if fields.get(name):
             raise unsupported(name, fields[name], ("null",))
     return _PARSERS[method](fields)
+
+
+def _check_neighbour(path: Path, fields: Mapping[str, Any], read_json: Callable[[Path], dict[str, Any]]) -> None:
+    """Of two configurations config.json's counts, and tensors show what it has wrong, but for GPTQ's version."""
+    if not path.exists():
+        return
+    beside = read_json(path)
+    ours, theirs = ("gptq_v2" in (str(each.get(name)).lower() for name in LABELS) for each in (fields, beside))
+    if ours != theirs and any(beside.get(name) is not None for name in LABELS):
+        raise ModelLoadError(f"{path}: {LABELS[0]} is {'not ' * ours}gptq_v2; config.json says otherwise")

@@ -140,6 +140,15 @@ def test_older_configuration_files_are_read(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path).quantization == "gptq 4-bit, group 32"
 
 
+def test_two_configurations_must_agree_on_the_version(tmp_path: Path) -> None:
+    made = write_quantized(tmp_path, gptq(version=2))
+    (tmp_path / "quantize_config.json").write_text('{"bits": 8, "checkpoint_format": "gptq_v2"}')
+    check_weights(made)
+    (tmp_path / "quantize_config.json").write_text('{"bits": 4, "checkpoint_format": "gptq"}')
+    with pytest.raises(ModelLoadError, match=r"quantize_config\.json: checkpoint_format is not gptq_v2; config.json"):
+        load(tmp_path)
+
+
 def test_shards_are_read_by_the_index(tmp_path: Path) -> None:
     made = write_quantized(tmp_path, awq())
     whole: dict[str, torch.Tensor] = {}
@@ -209,6 +218,15 @@ def test_QNT_01_what_gptqmodel_lent_between_codes_is_given_back() -> None:
     tensors = made_layer(zeros, version=2)
     tensors["qzeros"] = tensors["qzeros"] - 0x11111111
     found = unpacked(tensors, sym=False, meta={"quantizer": ["gptqmodel:7.7.0"]})
+    assert torch.equal(found, tensors["expected"])
+
+
+def test_QNT_01_ones_that_earlier_gptqmodels_misplaced_are_given_back() -> None:
+    """Of 3 bits they took them at bits 2, 5, ... of the first of three words and 0, 3, ... of the last."""
+    tensors = made_layer(4, version=2, bits=3)
+    words = tensors["qzeros"].long() - torch.tensor([0x24924924, 0x92492492])
+    tensors["qzeros"] = torch.where(words < -(2**31), words + 2**32, words).to(torch.int32)
+    found = unpacked(tensors, sym=True, bits=3, meta={"quantizer": ["gptqmodel:2.0.0"]})
     assert torch.equal(found, tensors["expected"])
 
 
