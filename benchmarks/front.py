@@ -6,6 +6,7 @@ the count), and how late a message leaves the front at a steady pace.
 
     streams N             Generate, text, a stop string on half of them; written as fast as the caller reads
     coalesced N           the same with `max_delay_ms`
+    h2load N              the same from h2load instead of our client processes
     many N                the same over one GenerateMany stream
     pace N                a step every 20 ms: time from the first message of a step to each of its messages, beside a
                           bare grpc.aio server that writes the same messages in the same run
@@ -31,6 +32,7 @@ import psutil
 from pagewire.v1 import generation_pb2 as pb
 from pagewire_client import Client, HealthStatus, PagewireError, ServerError
 
+from benchmarks import front_h2load
 from benchmarks.ports import free_port
 
 CLIENTS = 2
@@ -48,6 +50,7 @@ class Case:
     tokens: int
     max_delay_ms: int = 0
     many: bool = False
+    h2load: bool = False
     step_seconds: float = 0.0
     pause_seconds: float = 0.0
 
@@ -57,6 +60,8 @@ CASES = (
     Case(name="streams 256", streams=256, tokens=500),
     Case(name="coalesced 64", streams=64, tokens=3000, max_delay_ms=250),
     Case(name="coalesced 256", streams=256, tokens=1500, max_delay_ms=250),
+    Case(name="h2load 64", streams=64, tokens=3000, max_delay_ms=250, h2load=True),
+    Case(name="h2load 256", streams=256, tokens=1500, max_delay_ms=250, h2load=True),
     Case(name="many 64", streams=64, tokens=3000, max_delay_ms=250, many=True),
     Case(name="many 256", streams=256, tokens=1500, max_delay_ms=250, many=True),
     Case(name="pace 64", streams=64, tokens=400, step_seconds=0.02),
@@ -72,8 +77,18 @@ class Service:
     ) -> None:
         self.target = f"127.0.0.1:{free_port()}"
         endpoint = f"ipc://{directory}/worker.sock"
+        self.metrics_port = free_port()
         port = self.target.rpartition(":")[2]
-        flags = ["--port", port, "--internal-port", str(free_port()), "--state-dir", str(directory)]
+        flags = [
+            "--metrics-port",
+            str(self.metrics_port),
+            "--port",
+            port,
+            "--internal-port",
+            str(free_port()),
+            "--state-dir",
+            str(directory),
+        ]
         limits = ["--max-num-seqs", str(max_num_seqs), "--max-num-batched-tokens", "8192", *arguments]
         log = (directory / "log").open("wb")
         self._scheduler = subprocess.Popen(
@@ -162,6 +177,26 @@ def measure(case: Case) -> dict[str, Any]:
     return row
 
 
+def measure_h2load(case: Case) -> dict[str, Any]:
+    """A row of the table, tokens as the server counts them."""
+    with service(case.step_seconds) as running:
+        before = running.front.cpu_times()
+        seconds = front_h2load.run(
+            running.target, streams=case.streams, tokens=case.tokens, max_delay_ms=case.max_delay_ms
+        )
+        after = running.front.cpu_times()
+        num_tokens = front_h2load.tokens_generated(running.metrics_port)
+    if num_tokens != case.streams * case.tokens:
+        raise SystemExit(f"{num_tokens} tokens instead of {case.streams * case.tokens}")
+    cpu = after.user + after.system - before.user - before.system
+    return {
+        "case": case.name,
+        "tokens_per_cpu_second": round(num_tokens / cpu),
+        "tokens_per_second": round(num_tokens / seconds),
+        "front_cpu_seconds": round(cpu, 2),
+    }
+
+
 def floor(case: Case) -> dict[str, float]:
     """The same pace by a bare gRPC server."""
     port = free_port()
@@ -241,7 +276,8 @@ def main() -> int:
     given = parser.parse_args()
     for case in CASES:
         if not given.cases or case.name.startswith(tuple(given.cases)):
-            print(json.dumps((measure_first if case.pause_seconds else measure)(case)), flush=True)
+            run = measure_first if case.pause_seconds else measure_h2load if case.h2load else measure
+            print(json.dumps(run(case)), flush=True)
     return 0
 
 

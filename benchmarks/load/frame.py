@@ -9,12 +9,17 @@ import sys
 from pagewire.v1 import generation_pb2
 
 
+def frame(request: generation_pb2.GenerateRequest) -> bytes:
+    """A zero byte (not compressed), the message's length as 4 bytes, big-endian, and the message."""
+    message = request.SerializeToString()
+    return struct.pack(">BI", 0, len(message)) + message
+
+
 def main(text: str, max_tokens: str) -> None:
-    """A frame is a zero byte (not compressed), the message's length as 4 bytes, big-endian, and the message."""
+    """The arguments of the command line."""
     request = generation_pb2.GenerateRequest(text=text)
     request.stop.max_tokens, request.stop.ignore_eos = int(max_tokens), True
-    message = request.SerializeToString()
-    sys.stdout.buffer.write(struct.pack(">BI", 0, len(message)) + message)
+    sys.stdout.buffer.write(frame(request))
 
 
 if __name__ == "__main__":
