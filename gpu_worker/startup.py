@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 _DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 512)}
 """max_num_seqs and max_num_batched_tokens."""
 MIN_TRITON_HEAD_DIM = 16
+MAX_MODEL_LEN = 2**22
+"""Longer ones take gigabytes for their angles alone, before it shows that no page pool is large enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +189,8 @@ def _max_model_len(config: "WorkerConfig", model: ModelConfig) -> int:
         raise ConfigError(
             f"--max-model-len '{asked}': the model has positions for {model.max_positions}; allowed: 2 to that"
         )
+    if asked > MAX_MODEL_LEN:
+        raise ConfigError(f"--max-model-len '{asked}': not allowed; allowed: 2 to {MAX_MODEL_LEN}")
     return asked
 
 

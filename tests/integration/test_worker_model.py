@@ -14,7 +14,7 @@ from support.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, VOCAB_SIZE, TinyModel,
 from gpu_worker import startup
 from gpu_worker.batch_plan import BatchPlan, int32s
 from gpu_worker.config import WorkerConfig
-from gpu_worker.errors import ModelLoadError
+from gpu_worker.errors import ConfigError, ModelLoadError
 from gpu_worker.model_runner import ModelRunner
 
 LENGTHS = (1, 15, 16, 17, 31, 33, 100)
@@ -338,3 +338,10 @@ def test_a_failed_step_leaves_the_others_intact(
     drive(runner, maker)
     assert survivor.output == expected[17]
     assert newcomer.output == expected[33]
+
+
+def test_positions_that_would_take_gigabytes_are_refused_before_they_do(tmp_path: Path) -> None:
+    path = make_model(tmp_path, max_position_embeddings=2**24).path
+    with pytest.raises(ConfigError, match=r"--max-model-len '16777216': not allowed; allowed: 2 to 4194304"):
+        build(path, max_model_len=None)
+    assert build(path).limits.max_model_len == 256
