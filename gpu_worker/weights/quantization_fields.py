@@ -35,7 +35,7 @@ def choice(fields: Mapping[str, Any], name: str, allowed: Sequence[str], default
 
 
 def unsupported(name: str, value: Any, allowed: Sequence[Any]) -> ModelLoadError:
-    what = "is missing" if value is None else f"{value!r} is not supported"
+    what = "is missing" if value is None else f"{repr(value)[:80]} is not supported"
     return ModelLoadError(f"config: {SECTION}.{name} {what}; supported: {', '.join(map(str, allowed))}")
 
 

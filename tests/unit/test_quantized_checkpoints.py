@@ -415,6 +415,7 @@ def test_damage_is_named(
         (gptq(), {"rotation": "hadamard"}, r"quantization_config.rotation 'hadamard'"),
         (gptq(), {"quant_method": "awq"}, r"checkpoint_format 'gptq' is not supported; supported: gemm"),
         (gptq(), {"quant_method": "bitsandbytes"}, r"quant_method 'bitsandbytes' is not supported; supported: awq"),
+        (gptq(), {"quant_method": "x" * 100_000}, r"quant_method 'x{79} is not supported; supported: awq"),
         (gptq(), {"quant_method": ...}, r"quant_method is missing"),
         (awq(), {"bits": 8}, r"quantization_config.bits 8 is not supported; supported: 4"),
         (awq(), {"version": "gemv"}, r"quantization_config.version 'gemv' is not supported; supported: gemm"),
