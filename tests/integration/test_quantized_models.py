@@ -12,6 +12,7 @@ import torch
 from support.float8_files import FLOAT8, write_float8
 from support.plan_driver import Generation, generate
 from support.quantized_files import PROJECTIONS, Scheme, awq, compressed, edit_json, edit_tensors, gptq, write_quantized
+from support.thread_ranks import SETTINGS
 from support.tiny_models import greedy, random_prompt
 
 from gpu_worker import startup
@@ -27,15 +28,7 @@ def with_head(name: str) -> bool:
 
 
 def build(path: Path, **options: Any) -> startup.Parts:
-    settings: dict[str, Any] = {
-        "dtype": "float32",
-        "device": "cpu",
-        "page_size": 16,
-        "max_num_seqs": 4,
-        "max_model_len": 128,
-        "cpu_threads": 1,
-        **options,
-    }
+    settings = SETTINGS | options
     return startup.build(WorkerConfig(model=path, scheduler="ipc:///unused", **settings), print)
 
 

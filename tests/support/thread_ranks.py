@@ -14,6 +14,16 @@ from gpu_worker.batch_plan import BatchPlan
 from gpu_worker.config import WorkerConfig
 from gpu_worker.model_runner import ModelRunner, StepOutput
 
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "device": "cpu",
+    "page_size": 16,
+    "max_num_seqs": 4,
+    "max_model_len": 128,
+    "cpu_threads": 1,
+}
+"""Of a worker with a tiny model."""
+
 T = TypeVar("T")
 _PATIENCE_SECONDS = 60
 
@@ -52,15 +62,7 @@ class ThreadRanks:
     """Stands for a runner: every rank runs every plan, and all must sample the same. A context manager."""
 
     def __init__(self, num_ranks: int, path: Path, **options: Any) -> None:
-        settings: dict[str, Any] = {
-            "dtype": "float32",
-            "device": "cpu",
-            "page_size": 16,
-            "max_num_seqs": 4,
-            "max_model_len": 128,
-            "cpu_threads": 1,
-            **options,
-        }
+        settings = SETTINGS | options
         config = WorkerConfig(model=path, scheduler="ipc:///unused", tensor_parallel_size=num_ranks, **settings)
         parts, self._barrier = [torch.empty(0)] * num_ranks, threading.Barrier(num_ranks)
         self._pool = ThreadPoolExecutor(num_ranks)
