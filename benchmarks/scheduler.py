@@ -39,9 +39,9 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import CoreConfig, StepId, StepResult, WorkerCard, WorkerId
 from scheduler_svc.expected_rows import ExpectedRows
 from scheduler_svc.front_desk import FrontDesk
+from scheduler_svc.joined_worker import ids_exist
 from scheduler_svc.messages import FrontMessage, WorkerResult
 from scheduler_svc.outbox import Outbox
-from scheduler_svc.worker_link import ids_exist
 
 WORKER = WorkerId("worker-1")
 VOCABULARY = 49_152

@@ -1,35 +1,29 @@
-"""The link to the workers: who is joined, what each may be sent and what of their answers is believed.
+"""The link to the workers: who is joined, what each is sent and what comes of its answers.
 
-Each joined worker has an epoch and contiguous step ids. A result is handed on only if it is the next one and names the
-rows its plan made sample, with ids of the vocabulary. A repeated one is dropped; anything else out of order or out of
-shape gives the worker up: it is told to say hello again and its requests go elsewhere, so a wrong token never passes.
-A worker is also given up when its connection ends, when it is silent, when its step takes much too long, and when its
-heartbeats show that a plan or a result was lost on the way.
+Each joined worker has an epoch. A result is handed on only if it is believed (``joined_worker.py``). A repeated one is
+dropped; anything else out of order or out of shape gives the worker up: it is told to say hello again and its requests
+go elsewhere, so a wrong token never passes. A worker is also given up when its connection ends, when it is silent, when
+its step takes much too long, and when its heartbeats show that a plan or a result was lost on the way.
 
-A worker joins anew with each hello: worker ids are never used twice. One that is lost right after joining again and
+A worker joins anew with each hello, on the terms of ``join_terms.py``. One that is lost right after joining again and
 again has to wait (``join_pace.py``).
 """
 
 import secrets
-from array import array
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from scheduler_svc import codec
 from scheduler_svc.codec import FrameError
-from scheduler_svc.columns import ids_are_below
 from scheduler_svc.core.errors import WorkerRejected
-from scheduler_svc.core.inventory import in_order
-from scheduler_svc.core.page_hash import cache_identity
 from scheduler_svc.core.types import BatchPlan, PageNames, Published, StepId, StepResult, WorkerCard, WorkerId
 from scheduler_svc.core.value import value
-from scheduler_svc.expected_rows import ExpectedRows
 from scheduler_svc.join_pace import JoinPace
-from scheduler_svc.liveness import OwnStalls, StepClock
+from scheduler_svc.join_terms import JoinTerms
+from scheduler_svc.joined_worker import JoinedWorker, PlanInFlight
+from scheduler_svc.liveness import OwnStalls
 from scheduler_svc.log import MOST_COMINGS, SparseLog
 from scheduler_svc.messages import (
-    PROTOCOL_VERSION,
     WorkerGoodbye,
     WorkerHeartbeat,
     WorkerHello,
@@ -39,14 +33,7 @@ from scheduler_svc.messages import (
 )
 from scheduler_svc.router import Peer, Router, Sent
 
-FIRST_STEP_ID = StepId(1)
-GPU_STEP_SECONDS = 0.05
-"""How long a step keeps running streams waiting on a GPU, if nothing else is said: readers do not notice."""
-_STATUS_FINE = 0
-_LAST_STATUS = 2
 _RESYNC_SECONDS = 0.2
-_MAX_PAGES = 2**23
-"""The books of more pages would take so long to make that every stream stalls meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,38 +61,6 @@ class Answered:
 LinkEvent = Joined | Lost | Answered
 
 
-@dataclass(slots=True, kw_only=True)
-class _PlanInFlight:
-    step_id: StepId
-    expected: "array[int]"
-    num_tokens: int
-    since: float
-    """When the worker could begin with it."""
-    said_done: bool = False
-    """A heartbeat called it done."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Worker:
-    worker_id: WorkerId
-    peer: Peer
-    epoch: int
-    hello: WorkerHello
-    last_heard: float
-    last_sent: float
-    is_warm: bool = False
-    """Its inventory was taken."""
-    confirmed: bool = False
-    """It has spoken as this worker: it knows that it is welcome."""
-    next_step_id: int = FIRST_STEP_ID
-    in_flight: "deque[_PlanInFlight]" = field(default_factory=deque)
-    outgoing: "deque[bytes]" = field(default_factory=deque)
-    names: "deque[bytes]" = field(default_factory=deque)
-    """They belong before all that is outgoing: a worker has all its plans when it has nothing to do."""
-    expected_rows: ExpectedRows = field(default_factory=ExpectedRows)
-    steps: StepClock = field(default_factory=StepClock)
-
-
 class WorkerLink:
     """``receive`` and ``check`` return what happened, in order; apply it before asking for more."""
 
@@ -126,15 +81,12 @@ class WorkerLink:
         self._router = router
         self._heartbeat_seconds = heartbeat_seconds
         self._timeout_seconds = timeout_seconds
-        self._hash_key = hash_key
-        self._takes_inventories = takes_inventories
+        self._terms = JoinTerms(hash_key, takes_inventories)
         self._stalls = OwnStalls(now)
-        self._model: WorkerHello | None = None
-        self._by_peer: dict[Peer, _Worker] = {}
-        self._by_id: dict[WorkerId, _Worker] = {}
+        self._by_peer: dict[Peer, JoinedWorker] = {}
+        self._by_id: dict[WorkerId, JoinedWorker] = {}
         self._resyncs: dict[Peer, float] = {}
         self._pace = JoinPace()
-        self._num_joined = 0
         self._events: list[LinkEvent] = []
         self._sparse = SparseLog()
         self._comings = SparseLog(MOST_COMINGS)
@@ -142,7 +94,7 @@ class WorkerLink:
     @property
     def model(self) -> WorkerHello | None:
         """The model of the deployment: that of the first worker."""
-        return self._model
+        return self._terms.model
 
     @property
     def worker_ids(self) -> list[WorkerId]:
@@ -173,7 +125,9 @@ class WorkerLink:
             worker.last_heard = min(now, worker.last_heard + lost)
             if worker.in_flight:
                 worker.in_flight[0].since = min(now, worker.in_flight[0].since + lost)
-            self._judge(worker, now)
+            delay = worker.delay(now, self._timeout_seconds)
+            if delay:
+                self._resync_joined(worker, delay, now)
         return self._take_events()
 
     def send_plan(self, plan: BatchPlan, now: float) -> None:
@@ -185,7 +139,7 @@ class WorkerLink:
         if worker is None:
             return  # it was lost a moment ago, as the next events say
         expected = worker.expected_rows.apply(plan)
-        in_flight = _PlanInFlight(
+        in_flight = PlanInFlight(
             step_id=plan.step_id, expected=expected, num_tokens=plan.num_scheduled_tokens, since=now
         )
         worker.in_flight.append(in_flight)
@@ -282,7 +236,7 @@ class WorkerLink:
             self._resyncs[peer] = now
             self._router.send(peer, codec.resync(self.session, message.epoch, "this epoch is not known"))
 
-    def _read_body(self, worker: _Worker, message: WorkerMessage, now: float) -> None:
+    def _read_body(self, worker: JoinedWorker, message: WorkerMessage, now: float) -> None:
         body = message.body
         if isinstance(body, WorkerResult):
             self._read_result(worker, StepId(message.step_id), body, now)
@@ -295,34 +249,22 @@ class WorkerLink:
         elif isinstance(body, WorkerGoodbye):
             self._lose(worker, f"it left: {body.reason}", now)
         elif isinstance(body, WorkerHeartbeat):
-            self._read_progress(worker, message.step_id, body.last_received_step_id, now)
+            loss = worker.loss(message.step_id, body.last_received_step_id, now, self._timeout_seconds)
+            if loss:
+                self._resync_joined(worker, loss, now)
 
-    def _read_progress(self, worker: _Worker, done: int, received: int, now: float) -> None:
-        """A worker sends a result before it calls the step done: if the result is not here by the next heartbeat, it
-        was lost. A worker that is idle receives at once: if it has not seen the plan for long, that was lost."""
-        num_sent = len(worker.in_flight) - len(worker.outgoing)
-        if max(done, received) >= worker.next_step_id + num_sent:
-            self._resync_joined(worker, f"it speaks of step {max(done, received)}, which was never sent", now)
-        elif num_sent:
-            head = worker.in_flight[0]
-            if done >= head.step_id and head.said_done:
-                self._resync_joined(worker, f"the result of step {head.step_id} was lost", now)
-            elif received < head.step_id and now - head.since > self._timeout_seconds:
-                self._resync_joined(worker, f"the plan of step {head.step_id} was lost", now)
-            head.said_done = done >= head.step_id
-
-    def _read_result(self, worker: _Worker, step_id: StepId, body: WorkerResult, now: float) -> None:
+    def _read_result(self, worker: JoinedWorker, step_id: StepId, body: WorkerResult, now: float) -> None:
         if step_id < worker.next_step_id:
             self.num_faults += 1
             self._sparse.warning("repeated_result_dropped", now, worker_id=worker.worker_id, step_id=step_id)
             return
-        fault = self._fault(worker, step_id, body)
+        fault = worker.fault(step_id, body)
         if fault:
             self._resync_joined(worker, fault, now)
             return
         done = worker.in_flight.popleft()
         worker.next_step_id = step_id + 1
-        if step_id == FIRST_STEP_ID:
+        if step_id == worker.first_step_id:
             self._pace.forgive(worker.peer)
         elapsed_seconds = now - done.since
         worker.steps.observe(done.num_tokens, elapsed_seconds)
@@ -340,26 +282,10 @@ class WorkerLink:
         )
         self._events.append(Answered(result=result, failure=body.failure, elapsed_seconds=elapsed_seconds))
 
-    def _fault(self, worker: _Worker, step_id: StepId, body: WorkerResult) -> str:
-        """Why the result cannot be believed; empty if it can."""
-        if step_id != worker.next_step_id:
-            return f"the result of step {worker.next_step_id} is missing, {step_id} came"
-        if len(worker.in_flight) <= len(worker.outgoing):
-            return f"a result of step {step_id}, which was never sent"
-        if body.failure is not None:
-            return f"step {step_id} failed and has rows" if body.rows else ""
-        if body.rows != worker.in_flight[0].expected:
-            return f"the rows of step {step_id} are not those that were planned"
-        if body.statuses and max(body.statuses) > _LAST_STATUS:
-            return f"a status of step {step_id} has no meaning"
-        if not ids_exist(body, worker.hello.vocab_size):
-            return f"a token id of step {step_id} is not in the vocabulary"
-        return ""
-
     # Joining and leaving.
 
     def _read_hello(
-        self, peer: Peer, worker: _Worker | None, message: WorkerMessage, hello: WorkerHello, now: float
+        self, peer: Peer, worker: JoinedWorker | None, message: WorkerMessage, hello: WorkerHello, now: float
     ) -> None:
         if worker is not None and worker.epoch == message.epoch:
             self._read_hello_again(worker, now)
@@ -372,7 +298,7 @@ class WorkerLink:
                 "worker_waits", now, device=hello.device, pid=hello.pid, seconds=round(wait_seconds, 3)
             )
             return
-        refusal = self._refusal(hello, message.epoch)
+        refusal = self._terms.refusal(hello, message.epoch)
         if refusal:
             self.num_faults += 1
             self._comings.warning("worker_refused", now, device=hello.device, pid=hello.pid, reason=refusal)
@@ -380,7 +306,7 @@ class WorkerLink:
             return
         self._welcome(peer, message.epoch, hello, now)
 
-    def _read_hello_again(self, worker: _Worker, now: float) -> None:
+    def _read_hello_again(self, worker: JoinedWorker, now: float) -> None:
         """A hello of an epoch that is welcome already: our welcome is late or was lost."""
         if worker.confirmed:
             return
@@ -389,96 +315,48 @@ class WorkerLink:
         else:
             self._send(worker, self._welcome_frame(worker), now)
 
-    def _refusal(self, hello: WorkerHello, epoch: int) -> str:
-        """Why the worker cannot join; empty if it can."""
-        if hello.protocol_version != PROTOCOL_VERSION:
-            return f"protocol version {hello.protocol_version}; this scheduler speaks {PROTOCOL_VERSION}"
-        limits = (hello.page_size, hello.num_pages, hello.max_num_seqs, hello.max_num_batched_tokens)
-        if not (epoch and all(limits) and hello.max_model_len and hello.vocab_size):
-            return "the hello holds a zero where a limit must be"
-        if hello.num_pages > _MAX_PAGES:
-            return f"{hello.num_pages} pages; this scheduler keeps books of at most {_MAX_PAGES}, use larger pages"
-        if hello.rank:
-            return f"rank {hello.rank} of a worker; rank 0 alone speaks for it"
-        model = self._model
-        if model is None:
-            return ""
-        if hello.digest != model.digest:
-            return f"model digest {hello.digest} ({hello.model_name}); {model.digest} ({model.model_name}) is served"
-        if hello.vocab_size != model.vocab_size:
-            return f"vocabulary of {hello.vocab_size}; the served model has {model.vocab_size}"
-        if hello.page_size != model.page_size:
-            return f"page size {hello.page_size}; this deployment uses {model.page_size}"
-        return ""
-
     def _welcome(self, peer: Peer, epoch: int, hello: WorkerHello, now: float) -> None:
-        self._model = self._model or hello
-        self._num_joined += 1
-        worker_id = WorkerId(f"worker-{self._num_joined}")
-        inventory = self._inventory(hello, now)
-        worker = _Worker(
-            worker_id=worker_id,
+        card = self._terms.card(hello, self._inventory(hello, now))
+        worker = JoinedWorker(
+            worker_id=card.worker_id,
             peer=peer,
             epoch=epoch,
             hello=replace(hello, inventory=()),
             last_heard=now,
             last_sent=now,
-            is_warm=bool(inventory),
+            first_step_id=card.first_step_id,
+            next_step_id=card.first_step_id,
+            is_warm=bool(card.inventory),
         )
-        self._by_peer[peer] = self._by_id[worker_id] = worker
+        self._by_peer[peer] = self._by_id[card.worker_id] = worker
         self._resyncs.pop(peer, None)
         self._pace.joined(peer, now)
-        card = WorkerCard(
-            worker_id=worker_id,
-            num_pages=hello.num_pages,
-            page_size=hello.page_size,
-            max_num_seqs=hello.max_num_seqs,
-            max_num_batched_tokens=hello.max_num_batched_tokens,
-            max_model_len=hello.max_model_len,
-            target_step_seconds=GPU_STEP_SECONDS if hello.device.startswith("cuda") else 0.0,
-            first_step_id=FIRST_STEP_ID,
-            inventory=inventory,
-        )
-        ids = {"worker_id": worker_id, "device": hello.device, "pid": hello.pid}
-        self._comings.info("worker_joined", now, **ids, pages=hello.num_pages, cached=len(inventory))
+        ids = {"worker_id": card.worker_id, "device": hello.device, "pid": hello.pid}
+        self._comings.info("worker_joined", now, **ids, pages=hello.num_pages, cached=len(card.inventory))
         self._events.append(Joined(card=card, hello=hello))
         self._send(worker, self._welcome_frame(worker), now)
 
     def _inventory(self, hello: WorkerHello, now: float) -> Sequence[Published]:
-        """What of a worker's inventory is taken: all or nothing."""
-        if not hello.inventory or hello.inventory_identity != self._identity(hello) or not self._takes_inventories:
-            return ()
         try:
-            return in_order(hello.inventory, hello.num_pages)
+            return self._terms.inventory(hello)
         except WorkerRejected as error:
             self.num_faults += 1
             self._sparse.warning("inventory_refused", now, pid=hello.pid, reason=str(error))
             return ()
 
-    def _identity(self, hello: WorkerHello) -> bytes:
-        return cache_identity(self._hash_key, hello.cache_fingerprint, hello.page_size)
-
-    def _welcome_frame(self, worker: _Worker) -> bytes:
+    def _welcome_frame(self, worker: JoinedWorker) -> bytes:
         heartbeat_ms = int(self._heartbeat_seconds * 1000)
-        identity = self._identity(worker.hello)
+        identity = self._terms.identity(worker.hello)
         return codec.welcome(
-            self.session, worker.epoch, worker.worker_id, FIRST_STEP_ID, heartbeat_ms, worker.is_warm, identity
+            self.session, worker.epoch, worker.worker_id, worker.first_step_id, heartbeat_ms, worker.is_warm, identity
         )
 
-    def _judge(self, worker: _Worker, now: float) -> None:
-        if now - worker.last_heard > self._timeout_seconds:
-            self._resync_joined(worker, f"nothing heard for {now - worker.last_heard:.1f} s", now)
-        elif worker.in_flight and not worker.outgoing:
-            head = worker.in_flight[0]
-            if now - head.since > worker.steps.allowed(head.num_tokens):
-                self._resync_joined(worker, f"step {head.step_id} takes longer than {now - head.since:.1f} s", now)
-
-    def _resync_joined(self, worker: _Worker, reason: str, now: float) -> None:
+    def _resync_joined(self, worker: JoinedWorker, reason: str, now: float) -> None:
         self.num_faults += 1
         self._router.send(worker.peer, codec.resync(self.session, worker.epoch, reason))
         self._lose(worker, reason, now)
 
-    def _lose(self, worker: _Worker, reason: str, now: float, refused_step_id: StepId | None = None) -> None:
+    def _lose(self, worker: JoinedWorker, reason: str, now: float, refused_step_id: StepId | None = None) -> None:
         if self._by_id.pop(worker.worker_id, None) is None:
             return
         del self._by_peer[worker.peer]
@@ -487,7 +365,7 @@ class WorkerLink:
 
     # Sending.
 
-    def _send_waiting(self, worker: _Worker, now: float) -> None:
+    def _send_waiting(self, worker: JoinedWorker, now: float) -> None:
         while worker.names:
             if self._send(worker, worker.names[0], now) is not Sent.SENT:
                 return
@@ -497,21 +375,10 @@ class WorkerLink:
             sent = worker.in_flight[len(worker.in_flight) - len(worker.outgoing) - 1]
             sent.since = now
 
-    def _send(self, worker: _Worker, content: bytes, now: float) -> Sent:
+    def _send(self, worker: JoinedWorker, content: bytes, now: float) -> Sent:
         sent = self._router.send(worker.peer, content)
         if sent is Sent.SENT:
             worker.last_sent = now
         elif sent is Sent.GONE:
             self._lose(worker, "its connection ended", now)
         return sent
-
-
-def ids_exist(body: WorkerResult, vocab_size: int) -> bool:
-    """Whether the ids of rows without a fault are ids of the vocabulary."""
-    token_ids = body.token_ids
-    if ids_are_below(token_ids, vocab_size):
-        return True
-    if not body.statuses:
-        return False
-    pairs = zip(token_ids, body.statuses, strict=True)
-    return all(status != _STATUS_FINE or 0 <= token_id < vocab_size for token_id, status in pairs)

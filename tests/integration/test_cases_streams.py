@@ -30,7 +30,7 @@ from support.scripted_rows import Limits
 from support.scripted_stack import ScriptedStack, begun_prompts, counted, first_ids
 from support.scripted_worker import ScriptedWorker, plain_script
 
-from scheduler_svc import worker_link
+from scheduler_svc import join_terms
 from scheduler_svc.output_key import MAX_FRONT_KEY
 
 A, B, C = 65, 66, 67
@@ -361,8 +361,7 @@ def _retried(client: Any, prompt: list[int], request_id: str) -> Generation:
 @pytest.mark.parametrize("start", [2**31 - 60, 2**32 - 60, 2**63 - 60], ids=["int32", "uint32", "int64"])
 def test_lng_03_counters_pass_their_borders(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step ids, epochs and query ids beyond what 31, 32 or 63 bits hold change nothing, nor do keys up to the last."""
-    monkeypatch.setattr(worker_link, "FIRST_STEP_ID", start)
-    monkeypatch.setitem(worker_link._Worker.__init__.__kwdefaults__, "next_step_id", start)
+    monkeypatch.setattr(join_terms, "FIRST_STEP_ID", start)
     with EngineThread() as engine, RawFront(engine.front_endpoint) as front:
         front._next_key, front._next_query = min(start, MAX_FRONT_KEY - 300), start
         worker = ScriptedWorker(engine.worker_endpoint)
