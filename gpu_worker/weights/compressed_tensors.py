@@ -131,11 +131,10 @@ def parse_compressed_tensors(fields: Mapping[str, Any]) -> PackedFormat | Float8
         raise unsupported("config_groups", groups, ("an object of schemes",))
     if label == "pack-quantized":
         return PackedFormat(schemes=tuple(sorted({_packed_scheme(name, group) for name, group in groups.items()})))
-    schemes = {_float8_scheme(name, group) for name, group in groups.items()}
-    if len(schemes) != 1:
+    formats = {_float8_format(name, group) for name, group in groups.items()}
+    if len(formats) != 1:
         raise unsupported("config_groups", sorted(groups), ("one scheme of FP8 for all",))
-    block, is_static = schemes.pop()
-    return Float8Format(method="compressed-tensors", block=block, is_static=is_static)
+    return formats.pop()
 
 
 def _packed_scheme(name: str, group: Mapping[str, Any]) -> PackedScheme:
@@ -157,8 +156,8 @@ def _packed_scheme(name: str, group: Mapping[str, Any]) -> PackedScheme:
     return PackedScheme(bits, size, symmetric is not False)
 
 
-def _float8_scheme(name: str, group: Mapping[str, Any]) -> tuple[tuple[int, int] | None, bool]:
-    """What the scales of FP8 weights cover, and whether the inputs' scale is fixed."""
+def _float8_format(name: str, group: Mapping[str, Any]) -> Float8Format:
+    """A scheme of FP8 weights, whose inputs are FP8 too unless they are null."""
     weights = _weights_of(name, group)
     _expect(name, weights, "type", ("float",))
     _expect(name, weights, "num_bits", (8,))
@@ -166,14 +165,16 @@ def _float8_scheme(name: str, group: Mapping[str, Any]) -> tuple[tuple[int, int]
     inputs = group.get("input_activations")
     if not isinstance(inputs, dict | None):
         raise unsupported(f"config_groups.{name}.input_activations", inputs, ("an object", "null"))
-    is_static = False
     if inputs:
-        is_static = not inputs.get("dynamic")
         _expect(name, inputs, "type", ("float",))
         _expect(name, inputs, "num_bits", (8,))
         _expect(name, inputs, "dynamic", (True, False, None))
-    block = parse_block(weights.get("block_structure"), f"config_groups.{name}.weights.block_structure")
-    return block, is_static
+    return Float8Format(
+        method="compressed-tensors",
+        block=parse_block(weights.get("block_structure"), f"config_groups.{name}.weights.block_structure"),
+        is_static=bool(inputs and not inputs.get("dynamic")),
+        rounds_inputs=bool(inputs),
+    )
 
 
 def _weights_of(name: str, group: Mapping[str, Any]) -> Mapping[str, Any]:

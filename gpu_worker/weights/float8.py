@@ -1,4 +1,5 @@
-"""FP8 checkpoints (e4m3, arXiv 2209.05433): weights in bytes, inputs quantised when they come (W8A8).
+"""FP8 checkpoints (e4m3, arXiv 2209.05433): weights in bytes, inputs quantised when they come (W8A8) or left as they
+are (weights only).
 
     weight        float8_e4m3fn [out, in]
     the scale     float: one; or [out] or [out, 1]; or one a block, [out / block, in / block], rounded up
@@ -32,6 +33,7 @@ class Float8Format:
     """Outputs and inputs of a block; none: a scale for all or for each output."""
     is_static: bool
     """The scale of the inputs is fixed, and so must be there."""
+    rounds_inputs: bool = True
     markers: tuple[str, ...] = _SCALE_NAMES
     endings: tuple[str, ...] = ("weight", *_SCALE_NAMES, *_INPUT_SCALE_NAMES, "input_scale_ub")
 
@@ -59,7 +61,12 @@ class Float8Format:
         scales = scales.float() if ending == "weight_scale_inv" else scales
         expanded, group_size = self._expanded(module, ending, scales)
         return QuantizedWeight(
-            codes=codes, scales=expanded, group_size=group_size, bits=8, input_scale=self._input_scale(module)
+            codes=codes,
+            scales=expanded,
+            group_size=group_size,
+            bits=8,
+            rounds_inputs=self.rounds_inputs,
+            input_scale=self._input_scale(module) if self.rounds_inputs else None,
         )
 
     def _expanded(self, module: StoredModule, ending: str, scales: torch.Tensor) -> tuple[torch.Tensor, int]:

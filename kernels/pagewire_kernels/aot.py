@@ -259,15 +259,16 @@ def _float8_builds(num_outputs: int, num_inputs: int, rows: int) -> Iterator[Bui
         {"IS_FIXED": False, "X_STRIDE": num_inputs, "SIZE": num_inputs, "BLOCK": 128, "TILE": 1024},
         4,
     )
-    yield Build(
-        f"block_scaled[{name}]",
-        float8_linear.block_scaled_kernel,
-        {"x_ptr": "*fp8e4nv", "codes_ptr": "*fp8e4nv", "x_scales_ptr": "*fp32", "scales_ptr": "*fp32"}
-        | {"out_ptr": "*bf16", "num_rows": "i32"},
-        {"NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs, "ROWS": rows, "OUTPUTS": 128 if rows == 128 else 64}
-        | {"NUM_STAGES": 3},
-        8 if rows == 128 else 4,
-    )
+    for rounded in (True, False):
+        yield Build(
+            f"block_scaled[{name}, rounded={rounded}]",
+            float8_linear.block_scaled_kernel,
+            {"x_ptr": "*fp8e4nv" if rounded else "*bf16", "codes_ptr": "*fp8e4nv", "out_ptr": "*bf16"}
+            | {"x_scales_ptr": "*fp32", "scales_ptr": "*fp32", "num_rows": "i32"},
+            {"NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs, "IN_BLOCKS": True, "ROUNDED": rounded}
+            | {"ROWS": rows, "OUTPUTS": 128 if rounded and rows == 128 else 64, "NUM_STAGES": 3},
+            8 if rows == 128 else 4,
+        )
 
 
 def _sampler_builds(data: str, hip: bool) -> Iterator[Build]:

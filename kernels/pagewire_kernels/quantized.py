@@ -35,8 +35,10 @@ class QuantizedWeight:
     """[out, groups] in the scales' dtype."""
     perm: torch.Tensor | None = None
     """int64 [in]; none: columns are in the inputs' order."""
+    rounds_inputs: bool = False
+    """Of float8 codes: inputs are rounded to float8 as well, where the device multiplies these."""
     input_scale: float | None = None
-    """Of float8 codes: the scale that a checkpoint fixes for the inputs; none: taken from each row of them."""
+    """Of inputs that are rounded: the scale that a checkpoint fixes for them; none: taken from each row of them."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,11 +99,11 @@ def _copy(part: torch.Tensor) -> torch.Tensor:
 def can_concatenate(first: QuantizedWeight, second: QuantizedWeight) -> bool:
     """Whether ``concatenate`` takes the two: they differ in nothing but their numbers."""
     forms = [
-        (part.codes.dtype, part.shape[1], part.bits, part.group_size, part.scales.dtype, part.input_scale)
-        for part in (first, second)
+        (part.codes.dtype, part.shape[1], part.bits, part.group_size, part.scales.dtype) for part in (first, second)
     ]
+    inputs = [(part.rounds_inputs, part.input_scale) for part in (first, second)]
     fields = [(part.zeros is None, part.offsets is None, part.perm is None) for part in (first, second)]
-    if forms[0] != forms[1] or fields[0] != fields[1]:
+    if forms[0] != forms[1] or inputs[0] != inputs[1] or fields[0] != fields[1]:
         return False
     return first.perm is None or second.perm is None or torch.equal(first.perm, second.perm)
 

@@ -101,7 +101,9 @@ def test_an_8_bit_weight_takes_a_byte_a_code(kernels: TritonKernels) -> None:
     assert product.num_bytes <= 1024 * 1024 * (1 + 8 / 128)
 
 
-def float8_weight(num_outputs: int, num_inputs: int, group_size: int, input_scale: float | None) -> QuantizedWeight:
+def float8_weight(
+    num_outputs: int, num_inputs: int, group_size: int, *, rounds_inputs: bool, input_scale: float | None = None
+) -> QuantizedWeight:
     weight = torch.randn(num_outputs, num_inputs, device="cuda")
     num_groups = -(-num_inputs // group_size)
     scales = torch.rand(num_outputs, num_groups, device="cuda") * 1e-4 + 1e-4
@@ -112,20 +114,25 @@ def float8_weight(num_outputs: int, num_inputs: int, group_size: int, input_scal
         scales=scales,
         group_size=group_size,
         bits=8,
+        rounds_inputs=rounds_inputs,
         input_scale=input_scale,
     )
 
 
-@pytest.mark.skipif(
+needs_float8 = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="no products of float8"
 )
+
+
+@needs_float8
 @pytest.mark.parametrize("input_scale", [None, 0.02])
 @pytest.mark.parametrize("in_blocks", [False, True])
 def test_float8_products(kernels: TritonKernels, in_blocks: bool, input_scale: float | None) -> None:
     """As good as rounding inputs to float8 allows; halves of inputs that are far larger than the rest do not matter
     to other rows."""
     for num_outputs, num_inputs in ((1024, 2048), (208, 1536)):
-        weight = float8_weight(num_outputs, num_inputs, 128 if in_blocks else num_inputs, input_scale)
+        group_size = 128 if in_blocks else num_inputs
+        weight = float8_weight(num_outputs, num_inputs, group_size, rounds_inputs=True, input_scale=input_scale)
         product = kernels.prepare_quantized(weight, torch.bfloat16)
         assert isinstance(product, Float8Product)
         exact = DequantizedProduct(weight, torch.float32)
@@ -139,3 +146,25 @@ def test_float8_products(kernels: TritonKernels, in_blocks: bool, input_scale: f
                 expected = exact(x.float(), None if bias_or_none is None else bias_or_none.float())
                 error = (product(x, bias_or_none).float() - expected).norm(dim=1) / expected.norm(dim=1)
                 assert float(error.max()) < 0.05, (rows, float(error.max()))
+
+
+@needs_float8
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_float8_weights_alone_leave_inputs_as_they_are(
+    kernels: TritonKernels, in_blocks: bool, dtype: torch.dtype
+) -> None:
+    """Ten times as near to the exact product as inputs in float8 come, from codes of a byte."""
+    for num_outputs, num_inputs in ((1024, 2048), (208, 1536), (72, 1000)):
+        weight = float8_weight(num_outputs, num_inputs, 128 if in_blocks else num_inputs, rounds_inputs=False)
+        product = kernels.prepare_quantized(weight, dtype)
+        assert isinstance(product, Float8Product)
+        assert product.num_bytes < 1.1 * num_outputs * num_inputs
+        exact = DequantizedProduct(weight, torch.float32)
+        bias = torch.randn(num_outputs, device="cuda", dtype=dtype)
+        for rows in (1, 3, 17, 100, 300):
+            x = torch.randn(rows, num_inputs * 2, device="cuda", dtype=dtype)[:, ::2]
+            for bias_or_none in (bias, None):
+                expected = exact(x.float(), None if bias_or_none is None else bias_or_none.float())
+                error = (product(x, bias_or_none).float() - expected).norm(dim=1) / expected.norm(dim=1)
+                assert float(error.max()) < 0.004, (rows, float(error.max()))

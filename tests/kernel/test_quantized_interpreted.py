@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pagewire_kernels import QuantizedWeight
 from pagewire_kernels.reference import DequantizedProduct, dequantize
 from pagewire_kernels.triton import TritonKernels
+from pagewire_kernels.triton.float8_linear import Float8Product, check_float8
 from pagewire_kernels.triton.packed_linear import PackedTiles, packed_linear
 from pagewire_kernels.triton.packed_weight import pack_weight
 from pagewire_kernels.triton.quantized_linear import PackedProduct
-from support.kernel_cases import poison_allocations
+from support.kernel_cases import poison_allocations, seeded
 from support.quantized_checks import FORMS, check_floats, check_products, quantized_weight
 from triton import knobs
 
@@ -79,3 +81,22 @@ def test_forms_that_no_layout_holds_are_dequantised(kernels: TritonKernels, reas
         weight = replace(weight, zeros=torch.full_like(weight.scales, 200, dtype=torch.uint8))
     assert isinstance(kernels.prepare_quantized(weight, dtype), DequantizedProduct)
     check_products(kernels, weight, dtype, rows=(3,))
+
+
+@pytest.mark.parametrize("group_size", [128, 200], ids=["in blocks", "a scale an output"])
+def test_float8_weights_with_inputs_in_floats(group_size: int) -> None:
+    """Sizes that divide no tile. On a CPU no set chooses this kernel, so it is asked for by itself."""
+    generator = seeded(group_size)
+    weight = QuantizedWeight(
+        codes=torch.randn(72, 200, generator=generator).to(torch.float8_e4m3fn),
+        scales=torch.rand(72, -(-200 // group_size), generator=generator) + 0.1,
+        group_size=group_size,
+        bits=8,
+    )
+    check_float8(weight, torch.float16)
+    product = Float8Product.untried(weight)
+    bias = torch.randn(72, generator=generator).half()
+    for rows in (1, 20, 150):
+        x = torch.randn(rows, 400, generator=generator).half()[:, ::2]
+        expected = x.float() @ dequantize(weight, torch.float32).t() + bias.float()
+        assert (product(x, bias).float() - expected).norm() < 1e-3 * expected.norm()

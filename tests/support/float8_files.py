@@ -30,6 +30,17 @@ FLOAT8: dict[str, dict[str, Any]] = {
             }
         },
     },
+    "weights-only": {
+        "quant_method": "compressed-tensors",
+        "format": "naive-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+                "input_activations": None,
+            }
+        },
+    },
 }
 
 

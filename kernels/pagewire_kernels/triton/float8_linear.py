@@ -1,11 +1,14 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
 # ruff: noqa: N803, N806
-"""Products of float8 weights with inputs that are rounded to float8 as well (W8A8), on devices that multiply these.
+"""Products of float8 weights with inputs that are rounded to float8 as well (W8A8), on devices that multiply these,
+or that stay floats (weights only).
 
-Weights with a scale an output go to cuBLAS (``torch._scaled_mm``), with a scale a row of the inputs. Weights with a
-scale for 128 inputs have a kernel of their own, with a scale for as many neighbours of each row: the products of a
-block are scaled when they are complete, in float32. Scales of the inputs are a row's (or block's) largest magnitude
-over the largest float8, unless the checkpoint fixes one.
+Inputs that are rounded: weights with a scale an output go to cuBLAS (``torch._scaled_mm``), with a scale a row of the
+inputs. Weights with a scale for 128 inputs have a kernel of their own, with a scale for as many neighbours of each row:
+the products of a block are scaled when they are complete, in float32. Scales of the inputs are a row's (or block's)
+largest magnitude over the largest float8, unless the checkpoint fixes one.
+
+Inputs that stay floats take the same kernel: codes are exact in their type, so only the sums are rounded.
 
 Whether a device does this is tried once, against the same product in floats: not all do, and torch's function is no
 public one.
@@ -66,11 +69,16 @@ def block_scaled_kernel(
     num_rows,
     NUM_OUTPUTS: tl.constexpr,
     NUM_INPUTS: tl.constexpr,
+    IN_BLOCKS: tl.constexpr,
+    ROUNDED: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """OUTPUTS outputs of ROWS rows, a block of 128 inputs at a time. Grid (outputs / OUTPUTS, rows / ROWS)."""
+    """OUTPUTS outputs of ROWS rows, a block of 128 inputs at a time. Grid (outputs / OUTPUTS, rows / ROWS).
+
+    Without IN_BLOCKS an output has one scale; inputs that are not ROUNDED are floats, and x_scales is not read.
+    """
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     inputs = tl.arange(0, 128)
@@ -83,9 +91,12 @@ def block_scaled_kernel(
         exists = columns < NUM_INPUTS
         x = tl.load(x_ptr + row[:, None] * NUM_INPUTS + columns[None, :], mask=exists[None, :], other=0.0)
         codes = tl.load(codes_ptr + output[None, :] * NUM_INPUTS + columns[:, None], mask=exists[:, None], other=0.0)
-        x_scale = tl.load(x_scales_ptr + row * BLOCKS + block)
-        scale = tl.load(scales_ptr + output * BLOCKS + block)
-        sums += tl.dot(x, codes) * x_scale[:, None] * scale[None, :]
+        scale = tl.load(scales_ptr + (output * BLOCKS + block if IN_BLOCKS else output))
+        if ROUNDED:
+            x_scale = tl.load(x_scales_ptr + row * BLOCKS + block)
+            sums += tl.dot(x, codes) * x_scale[:, None] * scale[None, :]
+        else:
+            sums += tl.dot(x, codes.to(x.dtype)) * scale[None, :]
     inside = (rows < num_rows)[:, None] & (outputs < NUM_OUTPUTS)[None, :]
     target = out_ptr + rows.to(tl.int64)[:, None] * NUM_OUTPUTS + outputs[None, :]
     tl.store(target, sums.to(out_ptr.dtype.element_ty), mask=inside)
@@ -97,7 +108,7 @@ class Float8Product:
     def __init__(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
         """Raises ValueError for a weight, a dtype or a device that only floats do."""
         check_float8(weight, dtype)
-        if not can_multiply(weight.codes.device, weight.num_groups > 1):
+        if not can_multiply(weight.codes.device, weight.num_groups > 1, weight.rounds_inputs):
             raise ValueError("the device has no products of float8")
         self._fill(weight)
 
@@ -111,15 +122,23 @@ class Float8Product:
         self._codes = weight.codes.contiguous()
         self._scales = weight.scales.float().contiguous()
         self._in_blocks = weight.num_groups > 1
+        self._rounds_inputs = weight.rounds_inputs
         self._fixed_scale = weight.input_scale or 0.0
         self.num_bytes = self._codes.nbytes + self._scales.nbytes
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if not x.shape[0]:
             return x.new_empty(0, self._codes.shape[0])
-        if self._in_blocks:
-            out = _block_scaled(x, self._codes, self._scales, self._fixed_scale)
-            return out if bias is None else out.add_(bias)
+        if self._rounds_inputs and not self._in_blocks:
+            return self._by_rows(x, bias)
+        if self._rounds_inputs:
+            rounded, scales = round_rows(x, BLOCK_INPUTS, self._fixed_scale)
+        else:
+            rounded, scales = x.contiguous(), None
+        out = _block_scaled(rounded, scales, self._codes, self._scales, x.dtype)
+        return out if bias is None else out.add_(bias)
+
+    def _by_rows(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         rounded, scales = round_rows(x, next_power_of_two(x.shape[1]), self._fixed_scale)
         product: torch.Tensor = torch._scaled_mm(
             rounded, self._codes.t(), scale_a=scales, scale_b=self._scales.t(), bias=bias, out_dtype=x.dtype
@@ -150,25 +169,34 @@ def round_rows(x: torch.Tensor, block: int, fixed_scale: float) -> tuple[torch.T
     return rounded, scales
 
 
-def _block_scaled(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, fixed_scale: float) -> torch.Tensor:
-    rounded, x_scales = round_rows(x, BLOCK_INPUTS, fixed_scale)
+def _block_scaled(
+    x: torch.Tensor,
+    x_scales: torch.Tensor | None,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """x [T, in] float8, with scales [T, ceil(in / 128)], or floats without -> [T, out] in ``dtype``."""
     (num_rows, num_inputs), num_outputs = x.shape, codes.shape[0]
     rows = min(_TILE, max(16, next_power_of_two(num_rows)))
-    tile_outputs = _TILE if rows == _TILE else 64
-    out = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
+    is_large, rounded = rows == _TILE, x_scales is not None
+    tile_outputs = _TILE if is_large and rounded else 64
+    out = torch.empty((num_rows, num_outputs), dtype=dtype, device=x.device)
     block_scaled_kernel[(ceil_div(num_outputs, tile_outputs), ceil_div(num_rows, rows))](
-        rounded,
-        x_scales,
+        x,
+        scales if x_scales is None else x_scales,
         codes,
         scales,
         out,
         num_rows,
         NUM_OUTPUTS=num_outputs,
         NUM_INPUTS=num_inputs,
+        IN_BLOCKS=scales.shape[1] > 1,
+        ROUNDED=rounded,
         ROWS=rows,
         OUTPUTS=tile_outputs,
         NUM_STAGES=3,
-        num_warps=8 if rows == _TILE else 4,
+        num_warps=8 if is_large else 4,
         num_stages=3,
     )
     return out
@@ -177,16 +205,17 @@ def _block_scaled(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, fi
 def check_float8(weight: QuantizedWeight, dtype: torch.dtype) -> None:
     """Raises ValueError for what neither way of multiplying takes."""
     num_outputs, num_inputs = weight.shape
-    if not weight.is_float8 or weight.perm is not None or dtype != torch.bfloat16:
-        raise ValueError("float8 products take float8 codes in order and bfloat16 inputs")
-    if num_outputs % 16 or num_inputs % 16:
+    dtypes = (torch.bfloat16,) if weight.rounds_inputs else (torch.bfloat16, torch.float16)
+    if not weight.is_float8 or weight.perm is not None or dtype not in dtypes:
+        raise ValueError(f"float8 products take float8 codes in order and inputs of {dtypes}")
+    if weight.rounds_inputs and (num_outputs % 16 or num_inputs % 16):
         raise ValueError(f"{num_outputs} x {num_inputs} is no multiple of 16 x 16")
     if weight.num_groups > 1 and weight.group_size != BLOCK_INPUTS:
         raise ValueError(f"blocks of {weight.group_size} inputs are not {BLOCK_INPUTS}")
 
 
 @lru_cache
-def can_multiply(device: torch.device, in_blocks: bool) -> bool:
+def can_multiply(device: torch.device, in_blocks: bool, rounds_inputs: bool) -> bool:
     """Whether a product of float8 works here and agrees with the one in floats."""
     if device.type != "cuda" or on_hip() or torch.cuda.get_device_capability(device) < (8, 9):
         return False
@@ -196,6 +225,7 @@ def can_multiply(device: torch.device, in_blocks: bool) -> bool:
         scales=torch.full((64, 2 if in_blocks else 1), 1 / LARGEST, device=device),
         group_size=BLOCK_INPUTS if in_blocks else 256,
         bits=8,
+        rounds_inputs=rounds_inputs,
     )
     x = values[:20].flip(1).to(torch.bfloat16)
     try:
