@@ -115,12 +115,14 @@ def test_krn_01_a_pool_past_31_bits_gives_what_its_first_pages_give(tmp_path: Pa
 
 
 def test_graphs_take_what_was_expected(path: Path) -> None:
+    """Of the second worker in this process: what CUDA loads once is not in the trial of the first one's graphs."""
     runner = build(path, max_num_seqs=64).runner
     page = PageShape.of(runner.model.config, 16, torch.float32)
     before = torch.cuda.memory_reserved()
     expected = expected_graph_bytes(runner.model, TritonKernels(), page, runner.limits)
     assert torch.cuda.memory_reserved() <= before
-    assert runner.graphs.num_bytes <= expected < 3 * runner.graphs.num_bytes + (256 << 20)
+    taken = build(path, max_num_seqs=64).runner.graphs.num_bytes
+    assert taken <= expected < 3 * taken + (256 << 20)
 
 
 def test_fp8_pages_hold_twice_as_much_and_graphs_give_the_same(path: Path) -> None:

@@ -28,7 +28,7 @@ def outputs(path: Path, *options: str) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("options", [(), ("--enforce-eager",)], ids=["graphs", "eager"])
 def test_two_ranks_equal_transformers(tmp_path: Path, options: tuple[str, ...]) -> None:
-    tiny = make_model(tmp_path, num_attention_heads=8, num_key_value_heads=2)
+    tiny = make_model(tmp_path, num_attention_heads=8, num_key_value_heads=2, head_dim=16)
     expected = [tuple(greedy(tiny.reference, random_prompt(length), MAX_TOKENS)) for length in LENGTHS]
     assert outputs(tiny.path, *options) == expected
 
