@@ -89,7 +89,15 @@ class Service:
             "--state-dir",
             str(directory),
         ]
-        limits = ["--max-num-seqs", str(max_num_seqs), "--max-num-batched-tokens", "8192", *arguments]
+        limits = [
+            "--max-num-seqs",
+            str(max_num_seqs),
+            "--max-num-batched-tokens",
+            "8192",
+            "--front-processes",
+            "1",
+            *arguments,
+        ]
         log = (directory / "log").open("wb")
         self._scheduler = subprocess.Popen(
             [sys.executable, "-m", "scheduler_svc", *flags, *limits, "--worker-endpoint", endpoint], stderr=log

@@ -50,6 +50,14 @@ class StepOutput:
     step_us: int = 0
     failure: str | None = None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether ``wait`` would not block."""
+        try:
+            return self.done_event is None or self.done_event.query()
+        except RuntimeError:
+            return True  # ``wait`` says what is wrong
+
     def wait(self) -> StepResult:
         """Block until the device is done. Raises DeviceLostError."""
         step_us = self.step_us

@@ -5,6 +5,7 @@ import gc
 import queue
 import signal
 import sys
+from types import FrameType
 
 import structlog
 import torch
@@ -15,6 +16,7 @@ from gpu_worker.curve import read_keys
 from gpu_worker.device import pick_device
 from gpu_worker.leading_runner import LeadingRunner
 from gpu_worker.other_ranks import OtherRanks
+from gpu_worker.polling import Polling
 from gpu_worker.rank_group import ALONE, ProcessGroup, RankGroup
 from gpu_worker.scheduler_link import LinkEvent, SchedulerLink, Stop
 from gpu_worker.worker import Runner, Worker
@@ -49,9 +51,15 @@ def _run(config: WorkerConfig, group: RankGroup, others: OtherRanks | None) -> i
     gc.collect()
     gc.freeze()
     events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
+    on_gpu = parts.runner.device.type == "cuda"
+    link = SchedulerLink(config.scheduler, parts.card, events, keys, is_attended=on_gpu)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        events.put(Stop(reason=signal.Signals(number).name))
+        link.wake()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: events.put(Stop(reason=signal.Signals(number).name)))
-    link = SchedulerLink(config.scheduler, parts.card, events, keys)
+        signal.signal(number, stop)
     link.start()
     logger.info("ready", scheduler=config.scheduler, device=parts.card.device, num_pages=parts.card.num_pages)
     runner: Runner = parts.runner
@@ -60,6 +68,6 @@ def _run(config: WorkerConfig, group: RankGroup, others: OtherRanks | None) -> i
         runner = LeadingRunner(parts.runner, others)
     try:
         with torch.inference_mode():
-            return Worker(runner, link, events).run()
+            return Worker(runner, link, events, Polling.of_machine() if on_gpu else None).run()
     finally:
         link.close("the worker stops")

@@ -1,8 +1,11 @@
-"""The worker's link to the scheduler: one thread that owns the socket.
+"""The worker's link to the scheduler: a socket, and a thread that keeps it alive.
 
 The thread reads plans ahead while a step runs, sends results as they are put in its queue, and beats on its own clock,
-so that a long step never looks like a dead worker. Nobody else touches the socket: others append to a queue and wake
-the thread through an event descriptor.
+so that a long step never looks like a dead worker. Others append to a queue and wake it through an event descriptor.
+
+Of an attended link all of this is done by whoever calls ``attend``, often enough to need no waking, which saves the way
+from thread to thread; the link's own thread then only beats, should the other one be busy for long. Whoever touches the
+socket holds the lock.
 
 An epoch goes idle -> greeting -> joined -> idle. The owner begins it with ``greet`` once everything of the epoch
 before is dropped; the thread repeats the hello until it is welcomed, and ends the epoch (``Left``) when the scheduler
@@ -14,6 +17,7 @@ import collections
 import os
 import queue
 import secrets
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +41,8 @@ DEFAULT_HEARTBEAT_SECONDS = 0.5
 HIGH_WATER_MARK = 1000
 MAX_FRAME_BYTES = 256 << 20
 CLOSE_LINGER_MS = 500
+_RETRY_SECONDS = 0.01
+_LONGEST_WAIT = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,18 +108,35 @@ class SchedulerLink:
         card: WorkerCard,
         events: "queue.SimpleQueue[LinkEvent]",
         keys: CurveKeys | None = None,
+        *,
+        is_attended: bool = False,
     ) -> None:
+        """``is_attended``: somebody calls ``attend`` all the time."""
         self._endpoint = endpoint
         self._keys = keys
         self._card = card
         self._events = events
         self._outgoing: collections.deque[_Greet | _Close | StepResult] = collections.deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_attended = is_attended
+        self._closing = threading.Event()
+        self._rounds: _Rounds | None = None
         self._thread = threading.Thread(target=self._run, name="scheduler-link", daemon=True)
 
     def start(self) -> None:
         """Connect; nothing is said before ``greet``."""
+        self._rounds = _Rounds(self._endpoint, self._keys, self._outgoing, self._wake_fd, self._events.put)
         self._thread.start()
+
+    def attend(self, seconds: float) -> None:
+        """Receive and send what there is; wait so long for it, or until a beat is due or ``wake`` is called."""
+        if self._rounds is not None:
+            self._rounds.wait(seconds)
+            self._rounds.run_one()
+
+    def wake(self) -> None:
+        """Have ``attend`` return soon."""
+        os.eventfd_write(self._wake_fd, 1)
 
     def greet(self, inventory: Inventory) -> int:
         """Begin a new epoch; returns it."""
@@ -130,22 +153,29 @@ class SchedulerLink:
         if not self._thread.is_alive():
             return
         self._put(_Close(reason=reason))
+        self._closing.set()
         self._thread.join(timeout=5)
 
     def _put(self, item: "_Greet | _Close | StepResult") -> None:
         self._outgoing.append(item)
-        os.eventfd_write(self._wake_fd, 1)
+        self.wake()
 
     def _run(self) -> None:
+        rounds = self._rounds
         try:
-            _LinkLoop(self._endpoint, self._keys, self._outgoing, self._wake_fd, self._events.put).run()
+            while rounds is not None and rounds.is_open:
+                if self._is_attended:
+                    self._closing.wait(rounds.seconds_to_beat)
+                else:
+                    rounds.wait(_LONGEST_WAIT)
+                rounds.run_one()
         except Exception as error:
             structlog.get_logger().exception("scheduler link failed")
             self._events.put(Stop(reason=f"the link's thread failed: {error}", failure=True))
 
 
-class _LinkLoop:
-    """What runs on the link's thread."""
+class _Rounds:
+    """What is done with the socket, round by round. One thread waits, any may run rounds."""
 
     def __init__(
         self,
@@ -171,30 +201,52 @@ class _LinkLoop:
         self._next_beat = 0.0
         self._last_heard = 0.0
         self._unsent: collections.deque[bytes] = collections.deque()
-        self._open = True
+        self._lock = threading.Lock()
+        self._has_sent = False
+        self._descriptors = select.poll()
+        for descriptor in (self._socket.fileno(), wake_fd):
+            self._descriptors.register(descriptor, select.POLLIN)
+        self.is_open = True
 
-    def run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake_fd, zmq.POLLIN)
-        try:
-            while self._open:
-                ready = dict(poller.poll(self._poll_ms()))
-                if self._wake_fd in ready:
-                    os.eventfd_read(self._wake_fd)
+    @property
+    def seconds_to_beat(self) -> float:
+        """When a round is due though nothing has happened."""
+        if self._unsent:
+            return _RETRY_SECONDS
+        if self._state is _State.IDLE:
+            return _LONGEST_WAIT
+        return max(0.0, self._next_beat - time.monotonic())
+
+    def wait(self, seconds: float) -> None:
+        """Return once a round has something to do, at the latest after so many seconds."""
+        if seconds > 0:
+            milliseconds = int(min(seconds, self.seconds_to_beat) * 1000) + 1
+            if (self._wake_fd, select.POLLIN) in self._descriptors.poll(milliseconds):
+                os.eventfd_read(self._wake_fd)
+
+    def run_one(self) -> None:
+        """Receive and send what there is.
+
+        ZeroMQ's descriptor tells once that something changed, and any call may take that notice: so a round ends with
+        having asked in vain for more.
+        """
+        with self._lock:
+            if not self.is_open:
+                return
+            try:
                 self._receive()
                 self._take_outgoing()
                 self._beat(time.monotonic())
-        finally:
-            self._socket.close(linger=CLOSE_LINGER_MS)
-            self._context.term()
-
-    def _poll_ms(self) -> int:
-        if self._unsent:
-            return 10
-        if self._state is _State.IDLE:
-            return 1000
-        return max(0, int((self._next_beat - time.monotonic()) * 1000) + 1)
+                while self._has_sent:
+                    self._has_sent = False
+                    self._receive()
+            except BaseException:
+                self.is_open = False
+                raise
+            finally:
+                if not self.is_open:
+                    self._socket.close(linger=CLOSE_LINGER_MS)
+                    self._context.term()
 
     # Receiving
 
@@ -299,7 +351,7 @@ class _LinkLoop:
             else:
                 if self._state is _State.JOINED:
                     self._unsent.append(codec.encode_goodbye(self._session, self._epoch, item.reason))
-                self._open = False
+                self.is_open = False
         self._flush()
 
     def _send_result(self, result: StepResult) -> None:
@@ -336,6 +388,7 @@ class _LinkLoop:
                 self._socket.send(self._unsent[0], zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._has_sent = True
             self._unsent.popleft()
 
 

@@ -1,11 +1,14 @@
 """The worker's loop: events of the link in, step results out.
 
-On a GPU a step is launched as soon as its plan is here, while the one before still runs; a thread waits for each step's
-end in turn and sends its result. On a CPU a step is done when it was launched, and its result is sent at once.
+On a GPU a step is launched as soon as its plan is here, while the one before still runs. The loop attends to the link
+and to the ends of steps itself, one thread for all that a token has to pass: as long as steps are in flight, and a
+while after, it looks for what comes next without sleeping. On a CPU a step is done when it was launched, its result is
+sent at once, and the link's own thread receives meanwhile.
 """
 
+import collections
 import queue
-import threading
+import time
 from typing import Protocol
 
 import structlog
@@ -14,10 +17,12 @@ import torch
 from gpu_worker.batch_plan import BatchPlan, PageNames, StepResult
 from gpu_worker.errors import DeviceLostError, HelloRefusedError, PlanRefusedError
 from gpu_worker.model_runner import StepOutput
+from gpu_worker.polling import Polling
 from gpu_worker.published_pages import Inventory, PublishedPages
-from gpu_worker.scheduler_link import Joined, Left, LinkEvent, Refused, Stop
+from gpu_worker.scheduler_link import Joined, Left, LinkEvent, Refused
 
 CLEAN_EXIT, FAILED_EXIT = 0, 1
+_MOST_SLEEP, _SLEEP_IN_FLIGHT = 1.0, 0.001
 Events = queue.SimpleQueue[LinkEvent]
 
 
@@ -27,6 +32,8 @@ class Link(Protocol):
     def greet(self, inventory: Inventory) -> int: ...
 
     def send(self, result: StepResult) -> None: ...
+
+    def attend(self, seconds: float) -> None: ...
 
 
 class Runner(Protocol):
@@ -43,20 +50,27 @@ class Runner(Protocol):
 class Worker:
     """Runs plans until it is told to stop."""
 
-    def __init__(self, runner: Runner, link: Link, events: Events) -> None:
+    def __init__(self, runner: Runner, link: Link, events: Events, polling: Polling | None = None) -> None:
+        """``polling``: this loop attends to the link, which is one that is attended."""
         self._runner = runner
         self._link = link
         self._events = events
         self._published = PublishedPages()
         self._epoch: int | None = None
         self._log = structlog.get_logger()
-        self._outputs = _OutputThread(link, events) if runner.device.type == "cuda" else None
+        self._polling = polling
+        self._launched: collections.deque[StepOutput | StepResult] = collections.deque()
+        """Steps whose results are not sent yet."""
 
     def run(self) -> int:
         """Say hello and work; returns the process's exit code. Raises HelloRefusedError."""
         self._greet()
         while True:
-            event = self._events.get()
+            try:
+                event = self._next_event()
+            except DeviceLostError as error:
+                self._log.error("device lost", reason=str(error))
+                return FAILED_EXIT
             if isinstance(event, BatchPlan):
                 if event.epoch == self._epoch and not self._run_plan(event):
                     return FAILED_EXIT
@@ -73,6 +87,36 @@ class Worker:
             else:
                 self._log.info("stopping", reason=event.reason)
                 return FAILED_EXIT if event.failure else CLEAN_EXIT
+
+    def _next_event(self) -> LinkEvent:
+        """What the link tells next; results are sent meanwhile. Raises DeviceLostError."""
+        self._send_results()
+        while self._polling is not None and self._events.empty():
+            self._link.attend(self._patience(self._polling))
+            self._send_results()
+        return self._events.get()
+
+    def _patience(self, polling: Polling) -> float:
+        """Seconds to sleep if nothing comes."""
+        now = time.monotonic()
+        if self._launched:
+            polling.had_work(now)
+        if polling.looks_again(now):
+            return 0.0
+        return _SLEEP_IN_FLIGHT if self._launched else _MOST_SLEEP
+
+    def _send_results(self) -> None:
+        """Of the steps that are done, in their order. Raises DeviceLostError."""
+        while self._launched:
+            step = self._launched[0]
+            if isinstance(step, StepOutput):
+                if not step.is_done:
+                    return
+                step = step.wait()
+            self._launched.popleft()
+            self._link.send(step)
+            if self._polling is not None:
+                self._link.attend(0)  # before anything else is launched
 
     def _greet(self) -> None:
         """Drop all rows and begin a new epoch."""
@@ -93,7 +137,7 @@ class Worker:
         except PlanRefusedError as error:
             self._epoch = None
             self._log.error("plan refused", step_id=plan.step_id, reason=str(error))
-            self._send(StepResult(step_id=plan.step_id, epoch=plan.epoch, refusal=str(error)))
+            self._launched.append(StepResult(step_id=plan.step_id, epoch=plan.epoch, refusal=str(error)))
             return True
         except DeviceLostError as error:
             self._log.error("device lost", step_id=plan.step_id, reason=str(error))
@@ -101,34 +145,5 @@ class Worker:
         self._published.apply(plan)
         if output.failure is not None:
             self._log.error("step failed", step_id=plan.step_id, reason=output.failure)
-        self._send(output)
+        self._launched.append(output)
         return True
-
-    def _send(self, step: StepOutput | StepResult) -> None:
-        """Results leave in step order, whoever sends them."""
-        if self._outputs is not None:
-            self._outputs.put(step)
-        else:
-            self._link.send(step.wait() if isinstance(step, StepOutput) else step)
-
-
-class _OutputThread:
-    """Waits for launched steps in order and sends their results, so that the loop never waits for the device."""
-
-    def __init__(self, link: Link, events: Events) -> None:
-        self._link = link
-        self._events = events
-        self._steps: queue.SimpleQueue[StepOutput | StepResult] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="step-output", daemon=True).start()
-
-    def put(self, step: StepOutput | StepResult) -> None:
-        self._steps.put(step)
-
-    def _run(self) -> None:
-        while True:
-            step = self._steps.get()
-            try:
-                self._link.send(step.wait() if isinstance(step, StepOutput) else step)
-            except DeviceLostError as error:
-                self._events.put(Stop(reason=f"device lost: {error}", failure=True))
-                return

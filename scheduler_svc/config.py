@@ -42,7 +42,9 @@ class SchedulerConfig(BaseSettings):
     health_port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="health alone, on any interface; 0: none")
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(9464, description="Prometheus metrics; 0: none")
     metrics_host: str = Field("127.0.0.1", min_length=1, description="address of the metrics port")
-    front_processes: Annotated[int, Field(ge=1, le=64)] = Field(1, description="front processes")
+    front_processes: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        None, description="front processes; if not given, 4 beside a GPU on 8 usable cores or more, else 1"
+    )
     worker_endpoint: str = Field("", description="where workers connect: ipc://PATH or tcp://ADDRESS:PORT")
     zmq_curve_dir: Path | None = Field(None, description="keys of the worker endpoint, made if not there")
     max_num_batched_tokens: Count = Field(8192, description="most tokens a step; a worker may have less")

@@ -20,6 +20,7 @@ from scheduler_svc.children import FrontFailed, Fronts
 from scheduler_svc.config import SchedulerConfig, runtime_dir
 from scheduler_svc.core.types import CoreConfig, SchedulingPolicy
 from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.machine import default_fronts, has_gpu, usable_cores
 from scheduler_svc.metrics_server import MetricsPortError, MetricsServer
 from scheduler_svc.traced_core import TraceFile
 
@@ -45,7 +46,8 @@ class SchedulerProcess:
         self._worker_endpoint = run_dir.shortened(config.worker_endpoint) if config.worker_endpoint else worker_socket
         key_file = config.prefix_hash_key_file
         hash_key = run_dir.hash_key(key_file or state_dir / "hash.key", make=key_file is None)
-        if config.front_processes > 1:
+        self._num_fronts = config.front_processes or default_fronts(usable_cores(), beside_gpu=has_gpu())
+        if self._num_fronts > 1:
             _check_port(config.host, config.port)
         if config.zmq_curve_dir is not None:
             curve.ensure_keys(config.zmq_curve_dir)
@@ -54,7 +56,7 @@ class SchedulerProcess:
         for endpoint in self._endpoints:
             run_dir.close_to_others(endpoint)
         self._fronts = Fronts(
-            [self._front_command(number) for number in range(config.front_processes)],
+            [self._front_command(number) for number in range(self._num_fronts)],
             watch=self._engine.watch,
             unwatch=self._engine.unwatch,
             on_ready=self._listening,
@@ -157,7 +159,7 @@ class SchedulerProcess:
             "--host": config.host,
             "--port": config.port,
             "--internal-port": config.internal_port if number == 0 else 0,
-            "--reuse-port": int(config.front_processes > 1),
+            "--reuse-port": int(self._num_fronts > 1),
             "--slow-reader-seconds": config.slow_reader_seconds,
             "--max-connection-age-seconds": config.max_connection_age_seconds,
             "--max-connection-age-grace-seconds": config.max_connection_age_grace_seconds,

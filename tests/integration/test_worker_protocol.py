@@ -17,6 +17,7 @@ from gpu_worker import scheduler_link, startup
 from gpu_worker.batch_plan import BatchPlan, int32s
 from gpu_worker.config import WorkerConfig
 from gpu_worker.errors import HelloRefusedError
+from gpu_worker.polling import Polling
 from gpu_worker.scheduler_link import LinkEvent, SchedulerLink, Stop
 from gpu_worker.worker import Worker
 
@@ -26,10 +27,11 @@ JOIN_SECONDS = 20
 class WorkerThread:
     """A worker's loop and link in this process."""
 
-    def __init__(self, parts: startup.Parts, endpoint: str) -> None:
+    def __init__(self, parts: startup.Parts, endpoint: str, *, attends: bool = False) -> None:
         self.parts = parts
         self.events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
-        self.link = SchedulerLink(endpoint, parts.card, self.events)
+        self.link = SchedulerLink(endpoint, parts.card, self.events, is_attended=attends)
+        self._polling = Polling(0.001) if attends else None
         self.ending: Any = None
         self._thread = threading.Thread(target=self._run)
         self.link.start()
@@ -37,7 +39,7 @@ class WorkerThread:
 
     def _run(self) -> None:
         try:
-            self.ending = Worker(self.parts.runner, self.link, self.events).run()
+            self.ending = Worker(self.parts.runner, self.link, self.events, self._polling).run()
         except HelloRefusedError as error:
             self.ending = error
 
@@ -48,6 +50,7 @@ class WorkerThread:
 
     def stop(self) -> None:
         self.events.put(Stop(reason="the test ends"))
+        self.link.wake()
         self.wait()
         self.link.close("the test ends")
 
@@ -79,9 +82,10 @@ def wire(tmp_path: Path) -> Iterator[WireScheduler]:
         yield scheduler
 
 
-@pytest.fixture
-def worker(parts: startup.Parts, wire: WireScheduler) -> Iterator[WorkerThread]:
-    thread = WorkerThread(parts, wire.endpoint)
+@pytest.fixture(params=[False, True], ids=["by its thread", "attended"])
+def worker(request: pytest.FixtureRequest, parts: startup.Parts, wire: WireScheduler) -> Iterator[WorkerThread]:
+    """With a link that has a thread of its own, as on a CPU, and with one that the loop attends to, as on a GPU."""
+    thread = WorkerThread(parts, wire.endpoint, attends=request.param)
     yield thread
     thread.stop()
 

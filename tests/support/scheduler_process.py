@@ -45,7 +45,7 @@ class SchedulerProcess:
         self.arguments = [
             *("--port", str(self.port), "--internal-port", str(self.internal_port)),
             *("--metrics-port", str(self.metrics_port)),
-            *("--state-dir", str(self.directory), "--log-format", "json", *flags),
+            *("--state-dir", str(self.directory), "--log-format", "json", "--front-processes", "1", *flags),
         ]
         self._workers: list[subprocess.Popen[bytes]] = []
 

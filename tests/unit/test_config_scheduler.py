@@ -8,6 +8,7 @@ import pytest
 
 from scheduler_svc import config
 from scheduler_svc.config import ConfigError, SchedulerConfig
+from scheduler_svc.machine import default_fronts, has_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +20,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_defaults_are_those_of_the_documents() -> None:
     loaded = config.load([])
-    assert (loaded.host, loaded.port, loaded.internal_port, loaded.front_processes) == ("127.0.0.1", 50051, 50052, 1)
+    assert (loaded.host, loaded.port, loaded.internal_port, loaded.front_processes) == ("127.0.0.1", 50051, 50052, None)
     assert (loaded.max_num_batched_tokens, loaded.max_num_seqs, loaded.max_model_len) == (8192, 256, None)
     assert (loaded.slow_reader_seconds, loaded.worker_lost_seconds, loaded.drain_seconds) == (30, 5, 30)
     assert loaded.enable_prefix_caching
@@ -119,3 +120,15 @@ def test_the_program_ends_with_code_2_and_one_line() -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "--port banana" in done.stderr
+
+
+def test_a_fast_worker_beside_has_more_fronts_where_there_are_processors_to_spare() -> None:
+    assert [default_fronts(cores, beside_gpu=True) for cores in (1, 2, 7, 8, 64)] == [1, 1, 1, 4, 4]
+    assert default_fronts(64, beside_gpu=False) == 1
+
+
+def test_a_gpu_is_what_the_kernel_shows(tmp_path: Path) -> None:
+    (tmp_path / "nvidiactl").touch()
+    assert not has_gpu(tmp_path)
+    (tmp_path / "nvidia1").touch()
+    assert has_gpu(tmp_path)

@@ -36,8 +36,8 @@ PromptLike = Prompt | Mapping[str, Any]
 """A text, token ids, or a mapping with one of the keys ``prompt`` and ``prompt_token_ids``."""
 MAX_DELAY_MS = 1000
 """Only whole outputs are returned: text may travel in large pieces."""
-OFFLINE = ("--target-inter-token-ms", "0")
-"""Nobody watches tokens come, so prompts need not be cut for their sake."""
+OFFLINE = ("--target-inter-token-ms", "0", "--front-processes", "1")
+"""Nobody watches tokens come, so prompts need not be cut for their sake, and one connection needs one front."""
 
 
 class LLM:

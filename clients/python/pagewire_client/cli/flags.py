@@ -91,7 +91,7 @@ FLAGS: tuple[Flag, ...] = (
             "host": "address to listen on (default 127.0.0.1)",
             "port": "public port (default 50051)",
             "internal-port": "loopback port for operators (default 50052)",
-            "front-processes": "number of front processes (default 1)",
+            "front-processes": "number of front processes (default 1, beside a GPU on 8 cores or more 4)",
             "metrics-port": "Prometheus port; 0: none (default 9464)",
             "metrics-host": "address of the Prometheus port (default 127.0.0.1)",
             "otlp-endpoint": "where traces go: http://HOST:PORT of a collector",

@@ -1,0 +1,22 @@
+"""What the machine offers that defaults depend on: processors, and whether there is a GPU. Neither asks a driver."""
+
+import os
+from pathlib import Path
+
+_MANY_CORES = 8
+_FRONTS_OF_A_GPU = 4
+
+
+def usable_cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Whether the kernel shows a GPU that workers can compute on."""
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "kfd").exists()
+
+
+def default_fronts(num_cores: int, *, beside_gpu: bool) -> int:
+    """Front processes: as many as a fast worker beside them needs, where there are processors to spare."""
+    return _FRONTS_OF_A_GPU if beside_gpu and num_cores >= _MANY_CORES else 1
