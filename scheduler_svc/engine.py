@@ -26,6 +26,7 @@ from scheduler_svc.drain import Drain
 from scheduler_svc.front_desk import FrontDesk
 from scheduler_svc.front_link import FrontLink, FrontLinkEvent, FrontLost
 from scheduler_svc.messages import Code, FrontMessage, Query, Service
+from scheduler_svc.polling import Polling
 from scheduler_svc.queries import Queries
 from scheduler_svc.requests import Output
 from scheduler_svc.router import Router
@@ -55,6 +56,8 @@ class EngineSettings:
     """What running requests get in a drain."""
     drain_notice_seconds: float = 0.0
     """How long balancers are told of a drain before requests are refused."""
+    polling_seconds: float = 0.0
+    """How long the loop looks for more before it sleeps, when it had work for a request."""
     curve_dir: Path | None = None
     """Keys of the worker endpoint; None: it is not encrypted."""
     trace_file: TraceFile | None = None
@@ -94,6 +97,7 @@ class Engine:
         self._retry_ms = retry_ms
         self._drain = Drain()
         self._stall = Stall(now)
+        self._polling = Polling(settings.polling_seconds)
         self._more_waits = False
         self._max_request_tokens = 0
         self._admitted: dict[WorkerId, dict[StepId, list[Output]]] = {}
@@ -157,8 +161,8 @@ class Engine:
     # One round.
 
     def run_round(self) -> None:
-        ready = self._poller.poll(max(0, int(self._patience(self._clock()) * 1000 + 0.999)))
-        sources = {source for source, _ in ready}
+        sources = self._wait()
+        has_requests = len(self.desk.requests) > 0
         for source in sources:
             if isinstance(source, int) and source in self._watched:
                 self._watched[source]()
@@ -174,6 +178,19 @@ class Engine:
         self._apply_worker_events(self.workers.flush(now), now)
         self.fronts.flush(now)
         self._more_waits = not caught_up
+        if sources and (has_requests or len(self.desk.requests)):
+            self._polling.had_work(now)
+
+    def _wait(self) -> set[Any]:
+        """What can be read; nothing once the round is due for other reasons."""
+        now = self._clock()
+        until = now + self._patience(now)
+        while now < until and self._polling.looks_again(now):
+            ready = self._poller.poll(0)
+            if ready:
+                return {source for source, _ in ready}
+            now = self._clock()
+        return {source for source, _ in self._poller.poll(max(0, int((until - now) * 1000 + 0.999)))}
 
     def _patience(self, now: float) -> float:
         """Seconds that the round may wait for something to happen."""

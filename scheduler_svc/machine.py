@@ -17,6 +17,11 @@ def has_gpu(devices: Path = Path("/dev")) -> bool:
     return any(devices.glob("nvidia[0-9]*")) or (devices / "kfd").exists()
 
 
-def default_fronts(num_cores: int, *, beside_gpu: bool) -> int:
-    """Front processes: as many as a fast worker beside them needs, where there are processors to spare."""
-    return _FRONTS_OF_A_GPU if beside_gpu and num_cores >= _MANY_CORES else 1
+def has_cores_to_spare() -> bool:
+    """Whether this is a machine whose GPU should wait for nothing, with more processors than it needs."""
+    return usable_cores() >= _MANY_CORES and has_gpu()
+
+
+def default_fronts() -> int:
+    """Front processes: as many as a fast worker beside them needs."""
+    return _FRONTS_OF_A_GPU if has_cores_to_spare() else 1

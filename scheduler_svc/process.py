@@ -20,8 +20,9 @@ from scheduler_svc.children import FrontFailed, Fronts
 from scheduler_svc.config import SchedulerConfig, runtime_dir
 from scheduler_svc.core.types import CoreConfig, SchedulingPolicy
 from scheduler_svc.engine import Engine, EngineSettings
-from scheduler_svc.machine import default_fronts, has_gpu, usable_cores
+from scheduler_svc.machine import default_fronts, has_cores_to_spare
 from scheduler_svc.metrics_server import MetricsPortError, MetricsServer
+from scheduler_svc.polling import POLLING_SECONDS
 from scheduler_svc.traced_core import TraceFile
 
 _FRONT_STOP_SECONDS = 10.0
@@ -46,7 +47,8 @@ class SchedulerProcess:
         self._worker_endpoint = run_dir.shortened(config.worker_endpoint) if config.worker_endpoint else worker_socket
         key_file = config.prefix_hash_key_file
         hash_key = run_dir.hash_key(key_file or state_dir / "hash.key", make=key_file is None)
-        self._num_fronts = config.front_processes or default_fronts(usable_cores(), beside_gpu=has_gpu())
+        self._polling_seconds = POLLING_SECONDS if has_cores_to_spare() else 0.0
+        self._num_fronts = config.front_processes or default_fronts()
         if self._num_fronts > 1:
             _check_port(config.host, config.port)
         if config.zmq_curve_dir is not None:
@@ -111,6 +113,7 @@ class SchedulerProcess:
             drain_seconds=config.drain_seconds,
             drain_notice_seconds=config.drain_notice_seconds,
             curve_dir=config.zmq_curve_dir,
+            polling_seconds=self._polling_seconds,
             trace_file=None if config.trace_file is None else TraceFile(config.trace_file),
             core=CoreConfig(
                 max_num_batched_tokens=config.max_num_batched_tokens,
@@ -160,6 +163,7 @@ class SchedulerProcess:
             "--port": config.port,
             "--internal-port": config.internal_port if number == 0 else 0,
             "--reuse-port": int(self._num_fronts > 1),
+            "--polling-seconds": self._polling_seconds,
             "--slow-reader-seconds": config.slow_reader_seconds,
             "--max-connection-age-seconds": config.max_connection_age_seconds,
             "--max-connection-age-grace-seconds": config.max_connection_age_grace_seconds,

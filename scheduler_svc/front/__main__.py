@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--health-port", type=int, default=0, help="0: no server for health alone")
     parser.add_argument("--reuse-port", type=int, choices=(0, 1), default=0)
     parser.add_argument("--slow-reader-seconds", type=float, default=30.0)
+    parser.add_argument("--polling-seconds", type=float, default=0.0, help="see polling.py")
     for name in ("--max-connection-age-seconds", "--max-connection-age-grace-seconds"):
         parser.add_argument(name, type=float, default=0.0)
     for name in ("--tls-cert", "--tls-key", "--tls-client-ca", "--auth-tokens-file", "--auth-jwks-file"):
@@ -124,6 +125,7 @@ def _options(arguments: argparse.Namespace) -> FrontOptions:
         health_port=arguments.health_port or None,
         reuse_port=bool(arguments.reuse_port),
         slow_reader_seconds=arguments.slow_reader_seconds,
+        polling_seconds=arguments.polling_seconds,
         max_connection_age_seconds=arguments.max_connection_age_seconds,
         max_connection_age_grace_seconds=arguments.max_connection_age_grace_seconds,
         otlp_endpoint=arguments.otlp_endpoint,

@@ -27,6 +27,7 @@ from scheduler_svc.front.figures import Figures
 from scheduler_svc.front.link_socket import LinkSocket
 from scheduler_svc.messages import PROTOCOL_VERSION
 from scheduler_svc.output_key import front_key_and_index
+from scheduler_svc.polling import EventLoopPolling
 
 log = structlog.get_logger("pagewire.front")
 
@@ -72,9 +73,11 @@ class SchedulerLink:
         on_lost: Callable[[], None],
         on_refusal: Callable[[str], None],
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        polling_seconds: float = 0.0,
     ) -> None:
         self._on_service, self._on_lost, self._on_refusal = on_service, on_lost, on_refusal
         self._heartbeat_seconds = heartbeat_seconds
+        self._polling = EventLoopPolling(polling_seconds)
         self._front_id = secrets.randbits(64) or 1
         self.figures = Figures()
         self._session = 0
@@ -134,6 +137,7 @@ class SchedulerLink:
         submit.key = self._next_key
         self._sinks[submit.key] = sink
         self._queue("submits", submit, submit.ByteSize())
+        self._polling.had_work()
         return self._next_key
 
     def resume(self, request_id: str, sink: Sink, tenant: str = "") -> int:
@@ -270,6 +274,7 @@ class SchedulerLink:
             self._on_service(frame.service)
         if frame.HasField("tokens"):
             self._apply_tokens(frame.tokens)
+            self._polling.had_work()
         for each in frame.logprobs:
             key, index = front_key_and_index(each.key)
             sink = self._sinks.get(key)

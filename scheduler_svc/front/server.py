@@ -81,6 +81,8 @@ class FrontOptions:
     health_host: str = "0.0.0.0"
     reuse_port: bool = False
     slow_reader_seconds: float = 30.0
+    polling_seconds: float = 0.0
+    """How long the loop looks for more before it sleeps, when it had work for a request."""
     max_connection_age_seconds: float = 0.0
     """Of the public port; 0: no limit."""
     max_connection_age_grace_seconds: float = 0.0
@@ -115,6 +117,7 @@ class Front:
             on_lost=self._state.lost,
             on_refusal=on_refusal,
             heartbeat_seconds=options.heartbeat_seconds,
+            polling_seconds=options.polling_seconds,
         )
         self.preparation = Preparation(
             self._state,

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc import config
+from scheduler_svc import config, machine
 from scheduler_svc.config import ConfigError, SchedulerConfig
-from scheduler_svc.machine import default_fronts, has_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -122,13 +121,19 @@ def test_the_program_ends_with_code_2_and_one_line() -> None:
     assert "--port banana" in done.stderr
 
 
-def test_a_fast_worker_beside_has_more_fronts_where_there_are_processors_to_spare() -> None:
-    assert [default_fronts(cores, beside_gpu=True) for cores in (1, 2, 7, 8, 64)] == [1, 1, 1, 4, 4]
-    assert default_fronts(64, beside_gpu=False) == 1
+@pytest.mark.parametrize(
+    ("num_cores", "beside_gpu", "fronts"), [(2, True, 1), (7, True, 1), (8, True, 4), (64, True, 4), (64, False, 1)]
+)
+def test_a_gpu_has_more_fronts_where_there_are_processors_to_spare(
+    monkeypatch: pytest.MonkeyPatch, num_cores: int, beside_gpu: bool, fronts: int
+) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: num_cores)
+    monkeypatch.setattr(machine, "has_gpu", lambda: beside_gpu)
+    assert machine.default_fronts() == fronts
 
 
 def test_a_gpu_is_what_the_kernel_shows(tmp_path: Path) -> None:
     (tmp_path / "nvidiactl").touch()
-    assert not has_gpu(tmp_path)
+    assert not machine.has_gpu(tmp_path)
     (tmp_path / "nvidia1").touch()
-    assert has_gpu(tmp_path)
+    assert machine.has_gpu(tmp_path)
