@@ -5,8 +5,6 @@ long as what it does hot. So a loop that has just had work looks for more for a 
 that nobody needs this one (machine.py).
 """
 
-import asyncio
-
 POLLING_SECONDS = 0.02
 
 
@@ -23,25 +21,3 @@ class Polling:
     def looks_again(self, now: float) -> bool:
         """Whether to look again at once."""
         return now < self._until
-
-
-class EventLoopPolling:
-    """Of an asyncio loop, which does not sleep while something is due at once."""
-
-    def __init__(self, seconds: float) -> None:
-        self._polling = Polling(seconds) if seconds else None
-        self._turns = False
-
-    def had_work(self) -> None:
-        """Call it in the loop."""
-        if self._polling is not None:
-            loop = asyncio.get_running_loop()
-            self._polling.had_work(loop.time())
-            if not self._turns:
-                self._turns = True
-                loop.call_soon(self._turn, loop, self._polling)
-
-    def _turn(self, loop: asyncio.AbstractEventLoop, polling: Polling) -> None:
-        self._turns = polling.looks_again(loop.time())
-        if self._turns:
-            loop.call_soon(self._turn, loop, polling)

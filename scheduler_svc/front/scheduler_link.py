@@ -25,9 +25,9 @@ from scheduler_svc.columns import ColumnError, read_ints, read_longs
 from scheduler_svc.front.errors import FrontError, Reason, UnavailableError, error_of_code
 from scheduler_svc.front.figures import Figures
 from scheduler_svc.front.link_socket import LinkSocket
+from scheduler_svc.front.polling import Polling
 from scheduler_svc.messages import PROTOCOL_VERSION
 from scheduler_svc.output_key import front_key_and_index
-from scheduler_svc.polling import EventLoopPolling
 
 log = structlog.get_logger("pagewire.front")
 
@@ -77,7 +77,7 @@ class SchedulerLink:
     ) -> None:
         self._on_service, self._on_lost, self._on_refusal = on_service, on_lost, on_refusal
         self._heartbeat_seconds = heartbeat_seconds
-        self._polling = EventLoopPolling(polling_seconds)
+        self._polling = Polling(polling_seconds)
         self._front_id = secrets.randbits(64) or 1
         self.figures = Figures()
         self._session = 0

@@ -70,6 +70,19 @@ def test_a_request_gets_its_tokens_and_ends_once(front: RawFront, worker: Script
     assert [each.num_tokens for each in worker.plans[:2]] == [64, 36]
 
 
+def test_a_polling_loop_misses_nothing() -> None:
+    with (
+        EngineThread(polling_seconds=0.005) as engine,
+        RawFront(engine.front_endpoint) as front,
+        ScriptedWorker(engine.worker_endpoint),
+    ):
+        front.wait_ready()
+        for _ in range(20):
+            probe(front)
+        engine.wait_clean()
+        assert engine.faults() == 0
+
+
 def test_a_prefix_is_computed_once(front: RawFront, worker: ScriptedWorker) -> None:
     prompt = list(range(200, 250))
     first = front.submit(prompt, max_tokens=4)
