@@ -79,7 +79,7 @@ class WorkerConfig(BaseSettings):
     def _encrypted(self) -> "WorkerConfig":
         if self.zmq_curve_dir is None and endpoint.leaves_the_host(self.scheduler):
             raise ValueError(
-                f"--scheduler '{self.scheduler}': not allowed without --zmq-curve-dir; allowed: ipc:///PATH, "
+                f"--scheduler {self.scheduler}: not allowed without --zmq-curve-dir; allowed: ipc:///PATH, "
                 "tcp://127.0.0.1:PORT"
             )
         return self
@@ -108,15 +108,13 @@ def load_config(arguments: Sequence[str]) -> WorkerConfig:
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from None
     except (YAMLError, OSError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"--config {str(file)!r}: {str(error).splitlines()[0]}; allowed: a readable YAML file"
-        ) from None
+        raise ConfigError(f"--config {file}: {str(error).splitlines()[0]}; allowed: a readable YAML file") from None
 
 
 def _with_file(path: Path) -> type[WorkerConfig]:
     """The settings class that also reads ``path``, after the environment."""
     if not path.is_file():
-        raise ConfigError(f"--config {str(path)!r}: no such file")
+        raise ConfigError(f"--config {path}: no such file")
 
     class FileWorkerConfig(WorkerConfig):
         model_config = SettingsConfigDict(yaml_file=path, yaml_file_encoding="utf-8")

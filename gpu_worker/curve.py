@@ -37,7 +37,7 @@ def read_keys(directory: Path) -> CurveKeys:
     secret_key = _read(secret)
     mode = stat.S_IMODE(secret.stat().st_mode)
     if mode & 0o077:
-        raise ConfigError(f"--zmq-curve-dir '{secret}': readable by others ({mode:o}); allowed: 600")
+        raise ConfigError(f"--zmq-curve-dir {secret}: readable by others ({mode:o}); allowed: 600")
     return CurveKeys(
         secret_key=secret_key,
         public_key=zmq.curve_public(secret_key),
@@ -49,7 +49,7 @@ def _read(path: Path) -> bytes:
     try:
         content = path.read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"--zmq-curve-dir '{path}': {error.strerror}; allowed: a file with a key") from None
+        raise ConfigError(f"--zmq-curve-dir {path}: {error.strerror}; allowed: a file with a key") from None
     if not _KEY.fullmatch(content):
-        raise ConfigError(f"--zmq-curve-dir '{path}': holds no key; allowed: 40 characters of Z85")
+        raise ConfigError(f"--zmq-curve-dir {path}: holds no key; allowed: 40 characters of Z85")
     return content

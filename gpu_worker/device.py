@@ -28,14 +28,14 @@ def pick_device(name: str, rank: int = 0, num_ranks: int = 1) -> torch.device:
     if torch.cuda.is_available():
         if num_ranks > torch.cuda.device_count():
             raise ConfigError(
-                f"--tensor-parallel-size '{num_ranks}': not allowed: {torch.cuda.device_count()} CUDA devices are "
+                f"--tensor-parallel-size {num_ranks}: not allowed: {torch.cuda.device_count()} CUDA devices are "
                 "visible; allowed here: at most that, or --device cpu"
             )
         if num_ranks > 1:
             torch.cuda.set_device(rank)
         return torch.device("cuda", torch.cuda.current_device())
     if name == "cuda":
-        raise ConfigError("--device 'cuda': no CUDA device is visible to torch; allowed here: cpu, auto")
+        raise ConfigError("--device cuda: no CUDA device is visible to torch; allowed here: cpu, auto")
     return torch.device("cpu")
 
 
@@ -57,7 +57,7 @@ def pick_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.
         return torch.float8_e4m3fn
     where = f"with --dtype {own} on a {'GPU' if device.type == 'cuda' else 'CPU'}"
     allowed = f"auto, {own}{', fp8' if device.type == 'cuda' else ''}"
-    raise ConfigError(f"--kv-cache-dtype '{name}': not allowed {where}; allowed: {allowed}")
+    raise ConfigError(f"--kv-cache-dtype {name}: not allowed {where}; allowed: {allowed}")
 
 
 def has_fast_bf16(cpuinfo: Path) -> bool:

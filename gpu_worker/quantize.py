@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--method", choices=METHODS, required=True, help="how the weights are rounded")
     parser.add_argument("--bits", type=int, choices=BITS, default=4, help="bits of a weight (4)")
     parser.add_argument(
-        "--group-size", type=int, choices=GROUP_SIZES, default=128, help="inputs that share a scale (128)"
+        "--group-size", type=int, choices=GROUP_SIZES, help="inputs that share a scale (the largest that fits)"
     )
     parser.add_argument("--calibration", type=Path, required=True, metavar="FILE", help="text as the model will see it")
     parser.add_argument(
@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> tuple[Figures, Figures]:
     """Figures before and after."""
     config = _check(options)
+    options.group_size = _group_size(options.group_size, config)
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     samples, held = _texts(options, tokenizer)
     check_library()
@@ -116,34 +117,43 @@ def _check(options: argparse.Namespace) -> ModelConfig:
     if checkpoint.quantization:
         raise ConfigError(f"{options.model}: is quantised already ({checkpoint.quantization})")
     if options.samples < 1:
-        raise ConfigError(f"--samples '{options.samples}': not allowed; allowed: 1 and more")
+        raise ConfigError(f"--samples {options.samples}: not allowed; allowed: 1 and more")
     if options.out.exists():
-        raise ConfigError(f"--out '{options.out}': exists already")
-    config = checkpoint.config
+        raise ConfigError(f"--out {options.out}: exists already")
+    return checkpoint.config
+
+
+def _group_size(asked: int | None, config: ModelConfig) -> int:
+    """What is asked for, else the largest that divides the inputs of every projection; at worst -1, all of them.
+
+    Raises: ConfigError.
+    """
     widths = {
         "hidden_size": config.hidden_size,
         "num_attention_heads x head_dim": config.num_heads * config.head_dim,
         "intermediate_size": config.intermediate_size,
     }
-    for name, width in widths.items():
-        if options.group_size != -1 and width % options.group_size:
-            fitting = [size for size in GROUP_SIZES if size == -1 or not any(each % size for each in widths.values())]
-            raise ConfigError(
-                f"--group-size '{options.group_size}': does not divide {name} {width}; "
-                f"allowed for this model: {', '.join(map(str, fitting))}"
-            )
-    return config
+    fitting = [size for size in GROUP_SIZES if size == -1 or not any(each % size for each in widths.values())]
+    if asked is None:
+        return fitting[-1]
+    if asked not in fitting:
+        name = next(name for name, width in widths.items() if width % asked)
+        raise ConfigError(
+            f"--group-size {asked}: does not divide {name} {widths[name]}; "
+            f"allowed for this model: {', '.join(map(str, fitting))}"
+        )
+    return asked
 
 
 def _texts(options: argparse.Namespace, tokenizer: Tokenizer) -> tuple[list[list[int]], list[int]]:
     """Calibration samples and the held text's ids. Every eighth window is held back where no held text is given."""
-    windows = _windows(options.calibration, tokenizer)
+    windows = _windows("--calibration", options.calibration, tokenizer)
     if options.held is not None:
-        held = [token for window in _windows(options.held, tokenizer)[:MAX_HELD_WINDOWS] for token in window]
+        held = [token for window in _windows("--held", options.held, tokenizer)[:MAX_HELD_WINDOWS] for token in window]
         return windows, held
     if len(windows) < 2:
         raise ConfigError(
-            f"--calibration '{options.calibration}': too short to hold text back: {2 * WINDOW} tokens are needed, "
+            f"--calibration {options.calibration}: too short to hold text back: {2 * WINDOW} tokens are needed, "
             "or --held"
         )
     kept_back = windows[HELD_SHARE - 1 :: HELD_SHARE] or windows[-1:]
@@ -151,14 +161,14 @@ def _texts(options: argparse.Namespace, tokenizer: Tokenizer) -> tuple[list[list
     return samples, [token for window in kept_back[:MAX_HELD_WINDOWS] for token in window]
 
 
-def _windows(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
+def _windows(flag: str, path: Path, tokenizer: Tokenizer) -> list[list[int]]:
     """Token ids of a text, in windows; a last piece is dropped unless it is all there is."""
     try:
         ids = tokenizer.encode(path.read_text(encoding="utf-8"), add_special_tokens=False).ids
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"'{path}': not readable as text ({error})") from None
+        raise ConfigError(f"{flag} {path}: not readable as text ({error})") from None
     if len(ids) < 2:
-        raise ConfigError(f"'{path}': holds no text")
+        raise ConfigError(f"{flag} {path}: holds no text")
     return [ids[start : start + WINDOW] for start in range(0, max(len(ids) - WINDOW, 0) + 1, WINDOW)]
 
 
@@ -188,7 +198,8 @@ def _measure(path: Path, held: Sequence[int], window: int) -> Figures:
 
 def _report(options: argparse.Namespace, before: Figures, after: Figures) -> str:
     if options.json:
-        return json.dumps({"out": str(options.out), "before": asdict(before), "after": asdict(after)})
+        made = {"out": str(options.out), "group_size": options.group_size}
+        return json.dumps({**made, "before": asdict(before), "after": asdict(after)})
     rows = (
         ("weight files, MB", before.size_bytes / 1e6, after.size_bytes / 1e6),
         ("weights in memory, MB", before.memory_bytes / 1e6, after.memory_bytes / 1e6),
@@ -197,7 +208,8 @@ def _report(options: argparse.Namespace, before: Figures, after: Figures) -> str
     )
     lines = [f"{'':28}{'before':>12}{'after':>12}{'after / before':>16}"]
     lines += [f"{name:28}{old:>12,.2f}{new:>12,.2f}{new / old:>16.3f}" for name, old, new in rows]
-    return "\n".join([f"wrote {options.out} (compressed-tensors): pagewire serve {options.out}", *lines])
+    form = f"compressed-tensors, {options.bits}-bit, group {options.group_size}"
+    return "\n".join([f"wrote {options.out} ({form}): pagewire serve {options.out}", *lines])
 
 
 if __name__ == "__main__":

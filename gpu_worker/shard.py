@@ -69,7 +69,7 @@ def check_divides(config: ModelConfig, num_ranks: int) -> None:
     if fault:
         allowed = [str(number) for number in range(1, config.num_heads + 1) if not _fault(config, number)]
         raise ConfigError(
-            f"--tensor-parallel-size '{num_ranks}': not allowed: {fault}; allowed for this model: {', '.join(allowed)}"
+            f"--tensor-parallel-size {num_ranks}: not allowed: {fault}; allowed for this model: {', '.join(allowed)}"
         )
 
 

@@ -164,13 +164,13 @@ def _keep_float_copies(config: "WorkerConfig", model: LlamaModel, device: torch.
     try:
         return keep_float_copies(model.quantized_linears, config.quantization_prefill, spare)
     except torch.OutOfMemoryError:
-        raise ModelLoadError("--quantization-prefill 'copy': the copies do not fit the device") from None
+        raise ModelLoadError("--quantization-prefill copy: the copies do not fit the device") from None
 
 
 def _check_quantization(insisted: str, checkpoint: Checkpoint) -> None:
     if insisted not in ("auto", checkpoint.quantization_method):
         raise ConfigError(
-            f"--quantization '{insisted}': not allowed: {checkpoint.path} holds {checkpoint.quantization or 'floats'}; "
+            f"--quantization {insisted}: not allowed: {checkpoint.path} holds {checkpoint.quantization or 'floats'}; "
             f"allowed: auto, {checkpoint.quantization_method}"
         )
 
@@ -187,10 +187,10 @@ def _max_model_len(config: "WorkerConfig", model: ModelConfig) -> int:
     asked = config.max_model_len or model.max_positions
     if asked > model.max_positions:
         raise ConfigError(
-            f"--max-model-len '{asked}': the model has positions for {model.max_positions}; allowed: 2 to that"
+            f"--max-model-len {asked}: the model has positions for {model.max_positions}; allowed: 2 to that"
         )
     if asked > MAX_MODEL_LEN:
-        raise ConfigError(f"--max-model-len '{asked}': not allowed; allowed: 2 to {MAX_MODEL_LEN}")
+        raise ConfigError(f"--max-model-len {asked}: not allowed; allowed: 2 to {MAX_MODEL_LEN}")
     return asked
 
 

@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
         curve.ensure_keys(directory)
         secrets = [curve.add_worker(directory, name) for name in names]
     except RunDirError as error:
-        print(f"pagewire keys: {error}", file=sys.stderr)
+        print(f"pagewire keys: {str(error).removeprefix('--zmq-curve-dir ')}", file=sys.stderr)
         return 2
     print(f"{directory}: the scheduler's --zmq-curve-dir")
     for secret in secrets or [directory / f"{curve.FIRST_WORKER}.secret"]:

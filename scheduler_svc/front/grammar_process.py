@@ -35,7 +35,7 @@ _NO_BLANKS = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 
 
 class RefusedError(ValueError):
-    """There is no such grammar; the text is for the caller."""
+    """There is no such grammar; the text is ours, for the caller."""
 
 
 def _of_json_schema(schema: str) -> str:
@@ -57,12 +57,13 @@ def _of_grammar(text: str) -> str:
     try:
         lark = gbnf_to_lark(text) if _GBNF_RULE.search(text) else text
     except Exception as error:  # the converter raises plain ones
-        raise RefusedError(str(error)) from None
+        raise ValueError(str(error)) from None
     grammar = json.dumps({"grammars": [{"lark_grammar": lark}]})
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_LIMITS)
-    if messages:
-        # Without a tokenizer the library warns of special tokens, which are never part of a form.
-        raise RefusedError(messages[0] if is_error else "special tokens cannot be part of it")
+    if is_error:
+        raise ValueError(messages[0])
+    if messages:  # without a tokenizer the library warns of special tokens, which are never part of a form
+        raise RefusedError("special tokens cannot be part of it")
     return grammar
 
 
@@ -72,7 +73,7 @@ MAKERS: dict[str, Callable[[Any], str]] = {
     "choice": _of_choice,
     "grammar": _of_grammar,
 }
-"""By kind of form. They raise ValueError."""
+"""By kind of form. They raise ValueError with the library's words, RefusedError with ours."""
 
 
 def writable(kind: str, grammar: str, without: str) -> str:
@@ -87,7 +88,7 @@ def writable(kind: str, grammar: str, without: str) -> str:
 
 
 def try_grammar(tokenizer: LLTokenizer, grammar: str) -> None:
-    """Raises: RefusedError if a worker could not follow it."""
+    """Raises: RefusedError or, with the library's words, ValueError if a worker could not follow it."""
     deadline = time.process_time() + _TRIAL_SECONDS
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
     ends = sum(1 << token_id for token_id in set(tokenizer.eos_tokens))
@@ -96,7 +97,7 @@ def try_grammar(tokenizer: LLTokenizer, grammar: str) -> None:
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             error = matcher.get_error()
-            raise RefusedError(_NOTHING if error.startswith("NoExtension") else error)
+            raise RefusedError(_NOTHING) if error.startswith("NoExtension") else ValueError(error)
         allowed = int.from_bytes(mask, "little") & ~ends
         if not allowed:
             break
@@ -127,9 +128,12 @@ def _prepare(first: dict[str, Any]) -> Answer:
         try:
             grammar = writable(asked["kind"], MAKERS[asked["kind"]](asked["content"]), without)
             try_grammar(tokenizer, grammar)
+        except RefusedError as error:
+            return {"refused": str(error)}
         except ValueError as error:
             told = _OF_OUR_GRAMMAR.sub("", str(error)) if asked["kind"] == "regex" else str(error)
-            return {"refused": " ".join(told.replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]}
+            told = " ".join(told.replace("<non-verbose/>", "").split())
+            return {"refused": f"cannot be followed; llguidance: {told}"[:_MAX_MESSAGE]}
         return {"grammar": grammar}
 
     return answer

@@ -1,6 +1,12 @@
 """`pagewire top` in front of the whole product, and how it reads distributions."""
 
+import contextlib
 import io
+import os
+import pty
+import signal
+import subprocess
+import sys
 from collections import deque
 
 import pytest
@@ -34,6 +40,25 @@ def test_one_frame_tells_requests_rates_latencies_pages_and_workers() -> None:
     console = Console(width=100, file=io.StringIO())
     console.print(frame("host:1", before, now, deque([1.0, 5.0, 2.0])))
     assert "▂█▃" in console.file.getvalue()
+
+
+def test_ctrl_c_is_its_end() -> None:
+    """In a terminal of its own, by the program itself; it has begun when it has drawn a frame."""
+    with ScriptedStack() as stack:
+        words = [sys.executable, "-m", "pagewire_client.cli", "top", "--target", stack.scheduler.internal_target]
+        ours, theirs = pty.openpty()
+        with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+            os.close(theirs)
+            shown = b""
+            while b"pagewire top" not in shown:
+                shown += os.read(ours, 65536)
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(OSError):  # the terminal is gone when its program is
+                while chunk := os.read(ours, 65536):
+                    shown += chunk
+            os.close(ours)
+            assert process.wait(timeout=10) == 0
+    assert b"Traceback" not in shown
 
 
 def test_without_a_terminal_or_a_worker_it_says_so() -> None:

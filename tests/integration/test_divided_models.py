@@ -108,5 +108,5 @@ def test_mod_08_what_does_not_divide_is_named(
     tmp_path: Path, num_ranks: int, changes: dict[str, int], field: str
 ) -> None:
     make_model(tmp_path, **changes)
-    with pytest.raises(ConfigError, match=rf"--tensor-parallel-size '{num_ranks}': not allowed: .*{field}; allowed"):
+    with pytest.raises(ConfigError, match=rf"--tensor-parallel-size {num_ranks}: not allowed: .*{field}; allowed"):
         ThreadRanks(num_ranks, tmp_path)

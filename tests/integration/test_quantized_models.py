@@ -70,7 +70,7 @@ def test_the_card_and_the_table_say_what_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", ["gptq", "none", "gguf", "fp8"])
 def test_another_quantization_than_asked_for_is_refused(tmp_path: Path, asked: str) -> None:
     write_quantized(tmp_path, awq())
-    with pytest.raises(ConfigError, match=rf"--quantization '{asked}'.*holds awq 4-bit.*allowed: auto, awq"):
+    with pytest.raises(ConfigError, match=rf"--quantization {asked}: .*holds awq 4-bit.*allowed: auto, awq"):
         build(tmp_path, quantization=asked)
 
 

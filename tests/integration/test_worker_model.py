@@ -342,6 +342,6 @@ def test_a_failed_step_leaves_the_others_intact(
 
 def test_positions_that_would_take_gigabytes_are_refused_before_they_do(tmp_path: Path) -> None:
     path = make_model(tmp_path, max_position_embeddings=2**24).path
-    with pytest.raises(ConfigError, match=r"--max-model-len '16777216': not allowed; allowed: 2 to 4194304"):
+    with pytest.raises(ConfigError, match=r"--max-model-len 16777216: not allowed; allowed: 2 to 4194304"):
         build(path, max_model_len=None)
     assert build(path).limits.max_model_len == 256

@@ -138,7 +138,7 @@ def test_exit_codes() -> None:
     assert exit_code(UsageError("x")) == 2
     assert exit_code(StackError("x", exit_code=2)) == 2
     assert exit_code(StackError("x", exit_code=-9)) == 1
-    assert exit_code(FetchError("x")) == 1
+    assert exit_code(FetchError("x")) == 2
 
 
 def test_serve_looks_at_its_own_server_through_the_internal_port() -> None:

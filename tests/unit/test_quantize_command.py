@@ -43,10 +43,13 @@ def run(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ((), "--group-size '128': does not divide hidden_size 64; allowed for this model: -1, 32"),
-        (("--group-size", "64"), "'64': does not divide intermediate_size 96; allowed for this model: -1, 32"),
+        (("--group-size", "128"), "--group-size 128: does not divide hidden_size 64; allowed for this model: -1, 32"),
+        (
+            ("--group-size", "64"),
+            "--group-size 64: does not divide intermediate_size 96; allowed for this model: -1, 32",
+        ),
         (("--bits", "5"), "argument --bits: invalid choice"),
-        (("--group-size", "32", "--held", "nowhere.txt"), "'nowhere.txt': not readable as text"),
+        (("--group-size", "32", "--held", "nowhere.txt"), "--held nowhere.txt: not readable as text"),
     ],
 )
 def test_what_cannot_work_is_said_first(
@@ -102,7 +105,8 @@ def test_the_report_compares_both_sides(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The library is replaced by one that writes another quantised model; the text is split, samples are limited.
+    """The library is replaced by one that writes another quantised model; the text is split, samples are limited, the
+    group is the largest that fits.
 
     What the library prints is no part of the report.
     """
@@ -117,13 +121,12 @@ def test_the_report_compares_both_sides(
 
     monkeypatch.setattr(quantize, "quantize", write)
     monkeypatch.setattr(quantize, "check_library", lambda: None)
-    code, output, error = run(
-        capsys, tiny.path, text, tmp_path / "out", "--group-size", "32", "--samples", "3", "--json", method="awq"
-    )
+    code, output, error = run(capsys, tiny.path, text, tmp_path / "out", "--samples", "3", "--json", method="awq")
     assert code == 0, error
     assert output.count("\n") == 1
     assert [len(sample) for sample in given[0]] == [quantize.WINDOW] * 3
     report = json.loads(output)
+    assert report["group_size"] == 32
     assert report["after"]["size_bytes"] < report["before"]["size_bytes"]
     for side in ("before", "after"):
         assert report[side]["perplexity"] > 1

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pagewire_client
 import pytest
 
 from gpu_worker.config import WorkerConfig
@@ -193,6 +194,11 @@ def test_every_method_of_the_contract_is_listed_as_built_or_not() -> None:
     for service in ("generation", "model"):
         proto = (ROOT / "protos" / "pagewire" / "v1" / f"{service}.proto").read_text()
         assert [name for name in re.findall(r"rpc (\w+)\(", proto) if f"`{name}`" not in text] == []
+
+
+def test_every_public_name_of_the_client_is_listed() -> None:
+    listed = set(re.findall(r"`([A-Za-z]+)`", (ROOT / "docs" / "api.md").read_text()))
+    assert set(pagewire_client.__all__) - listed == set()
 
 
 def test_every_flag_is_documented() -> None:

@@ -77,7 +77,7 @@ def test_everything_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
         ),
         (("--nonsense",), "unrecognized arguments: --nonsense"),
         (("--page", "32"), "unrecognized arguments: --page 32"),
-        (("--config", "/nowhere.yaml"), "--config '/nowhere.yaml': no such file"),
+        (("--config", "/nowhere.yaml"), "--config /nowhere.yaml: no such file"),
     ],
 )
 def test_a_wrong_value_is_one_line(flags: tuple[str, ...], line: str) -> None:

@@ -76,7 +76,7 @@ def test_a_device_that_is_not_there_is_named() -> None:
     assert pick_device("cpu") == CPU
     if not torch.cuda.is_available():
         assert pick_device("auto") == CPU
-        with pytest.raises(ConfigError, match="--device 'cuda': no CUDA device"):
+        with pytest.raises(ConfigError, match="--device cuda: no CUDA device"):
             pick_device("cuda")
 
 

@@ -9,10 +9,6 @@ from .fetch import Progress, fetch_embedded
 from .hub import fetch_from_hub, is_hub_id
 
 
-class ModelNotFoundError(FetchError):
-    """Nothing on this machine has that name, and it is no hub id."""
-
-
 def local_model(name: str | None, progress: Progress | None = None) -> str:
     """Path of a model on this machine, fetched if need be; None is the embedded one. Raises: FetchError."""
     if name is None:
@@ -21,7 +17,5 @@ def local_model(name: str | None, progress: Progress | None = None) -> str:
     if path.exists():
         return str(path.resolve())
     if path.suffix == ".gguf" or not is_hub_id(name):
-        raise ModelNotFoundError(
-            f"no model at {name}: MODEL is a directory, a .gguf file, a hub id (owner/name), or left out"
-        )
+        raise FetchError(f"no model at {name}: MODEL is a directory, a .gguf file, a hub id (owner/name), or left out")
     return str(fetch_from_hub(name))

@@ -1,12 +1,12 @@
 """How the command line ends: one line on stderr and an exit code.
 
-0 done, or a server stopped by Ctrl-C or SIGTERM; 1 the server (or a fetch, or a process) failed; 2 usage; 130 Ctrl-C.
+0 done, or a server or `top` ended by Ctrl-C or SIGTERM; 1 the server (or a process) failed; 2 usage, or no such model;
+130 Ctrl-C.
 """
 
 from __future__ import annotations
 
-from ..errors import PagewireError, StackError, UnavailableError
-from ..model_path import ModelNotFoundError
+from ..errors import FetchError, PagewireError, StackError, UnavailableError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -25,9 +25,7 @@ def error_line(error: PagewireError) -> str:
 
 
 def exit_code(error: PagewireError) -> int:
-    """The exit code for an error. A service that refused its configuration makes it ours, as does a wrong MODEL."""
-    if isinstance(error, UsageError | ModelNotFoundError) or (
-        isinstance(error, StackError) and error.exit_code == EXIT_USAGE
-    ):
+    """The exit code for an error. A service that refused its configuration makes it ours, as does a missing MODEL."""
+    if isinstance(error, UsageError | FetchError) or (isinstance(error, StackError) and error.exit_code == EXIT_USAGE):
         return EXIT_USAGE
     return EXIT_FAILED

@@ -17,7 +17,7 @@ def local_model(name: str | None) -> str:
 
 
 def size_on_disk(model: str) -> int:
-    """Bytes of a model's weights."""
+    """Bytes of the files of a model's weights."""
     path = Path(model)
     files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
     return sum(file.stat().st_size for file in files)

@@ -115,7 +115,7 @@ def _make_keys(directory: str) -> None:
         [sys.executable, "-m", "scheduler_svc.curve_keys", directory], capture_output=True, text=True, check=False
     )
     if made.returncode:
-        raise UsageError(made.stderr.strip().removeprefix("keys: "))
+        raise UsageError(f"--zmq-curve-dir {made.stderr.strip().removeprefix('pagewire keys: ')}")
 
 
 def _become(arguments: list[str]) -> None:
@@ -142,7 +142,7 @@ def _print_summary(stack: LocalStack, settings: ServeSettings, model: str) -> No
         for served in client.models():
             table.add_row("model", f"{served.name} ({served.architecture})")
             table.add_row("dtype", served.dtype + (f", {served.quantization}" if served.quantization else ""))
-            table.add_row("weights", f"{size_on_disk(model) / 2**20:.0f} MiB on disk")
+            table.add_row("files", f"{size_on_disk(model) / 2**20:.0f} MiB")
             if settings.internal_port:
                 _add_pages(table, client, served)
     table.add_row("address", f"{settings.host}:{settings.port}")

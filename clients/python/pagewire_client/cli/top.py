@@ -5,6 +5,7 @@ Everything comes from GetLoad and ListWorkers, which only count: rates and laten
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import deque
@@ -54,21 +55,27 @@ def top(
     console = Console(highlight=False)
     with open_client(target, is_internal=True) as client:
         looks = deque([look(client)], maxlen=max(2, int(_SECONDS_SHOWN / interval) + 1))
-        rates: deque[float] = deque(maxlen=_HISTORY)
         if once:
             time.sleep(interval)
             looks.append(look(client))
-            console.print(frame(target, looks[0], looks[-1], rates))
+            console.print(frame(target, looks[0], looks[-1], deque()))
             return
         if not sys.stdout.isatty():
             print("top needs a terminal; --once prints one frame", file=sys.stderr)
             raise typer.Exit(2)
-        with Live(frame(target, looks[0], looks[-1], rates), console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                time.sleep(interval)
-                looks.append(look(client))
-                rates.append(_rate(looks[-2], looks[-1], "num_output_tokens"))
-                live.update(frame(target, looks[0], looks[-1], rates), refresh=True)
+        with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+            _follow(client, target, looks, console, interval)
+
+
+def _follow(client: AdminClient, target: str, looks: deque[Look], console: Console, interval: float) -> None:
+    """Draws a frame after each interval, for ever. ``looks`` begins with one."""
+    rates: deque[float] = deque(maxlen=_HISTORY)
+    with Live(frame(target, looks[0], looks[-1], rates), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            looks.append(look(client))
+            rates.append(_rate(looks[-2], looks[-1], "num_output_tokens"))
+            live.update(frame(target, looks[0], looks[-1], rates), refresh=True)
 
 
 def frame(target: str, before: Look, now: Look, rates: deque[float]) -> Group:
