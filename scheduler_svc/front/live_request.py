@@ -195,9 +195,11 @@ class LiveRequest:
 
     async def wait(self, until: float | None = None) -> bool:
         """Returns once there is news: True; or at `until` (on the loop's clock): False."""
-        if not self._has_news:
+        if not (self._has_news and self._link.turns.take()):
             loop = asyncio.get_running_loop()
             waiter = self._waiter = loop.create_future()
+            if self._has_news:
+                self._link.turns.wake(waiter)
             timer = None if until is None else loop.call_at(until, _wake, waiter)
             try:
                 await waiter
@@ -385,9 +387,9 @@ class LiveRequest:
             self._timer = None
 
     def _news(self) -> None:
-        self._has_news = True
-        if self._waiter is not None:
-            _wake(self._waiter)
+        had_news, self._has_news = self._has_news, True
+        if self._waiter is not None and not had_news:
+            self._link.turns.wake(self._waiter)
         if self._on_news is not None:
             self._on_news()
 
