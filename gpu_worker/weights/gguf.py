@@ -92,7 +92,8 @@ class GgufCheckpoint:
                 f"{self.path}: tensor {name!r} has shape {list(tensor.shape)}; the config asks for {wanted}"
             )
         weight = unpack_blocks(self._file.raw(tensor), tensor.kind.name)
-        if not bool(weight.scales.isfinite().all()):
+        constants = [weight.scales] if weight.offsets is None else [weight.scales, weight.offsets]
+        if not all(bool(each.isfinite().all()) for each in constants):
             raise ModelLoadError(f"{self.path}: tensor {name!r} holds scales that are NaN or infinite")
         rows = self._reordered(name, torch.arange(num_outputs))
         return (weight if rows is None else weight.select_outputs(rows)).to(device)

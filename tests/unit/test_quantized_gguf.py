@@ -99,14 +99,15 @@ def test_only_what_the_kernels_take_is_kept(tmp_path: Path) -> None:
     )
 
 
-def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "offset"), [("Q8_0", 0), ("Q4_1", 0), ("Q4_1", 2)])
+def test_a_scale_or_minimum_that_is_no_number_is_named(tmp_path: Path, kind: str, offset: int) -> None:
     shapes = {"hidden_size": 64, "intermediate_size": 96}
     model = LlamaForCausalLM(make_config(**shapes))
-    write_gguf(tmp_path / "x.gguf", model, "Q8_0")
+    write_gguf(tmp_path / "x.gguf", model, kind)
     checkpoint = GgufCheckpoint(tmp_path / "x.gguf")
     place = checkpoint._tensors["model.layers.0.mlp.down_proj.weight"].start
     content = bytearray((tmp_path / "x.gguf").read_bytes())
-    content[place : place + 2] = b"\x00\x7e"
+    content[place + offset : place + offset + 2] = b"\x00\x7e"
     (tmp_path / "x.gguf").write_bytes(content)
     damaged = GgufCheckpoint(tmp_path / "x.gguf")
     damaged.keep_quantized(everything)

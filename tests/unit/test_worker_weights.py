@@ -21,10 +21,10 @@ from gpu_worker.weights.open import open_checkpoint
 INDEX = "model.safetensors.index.json"
 
 
-def load(path: Path) -> tuple[LlamaModel, list[str]]:
+def load(path: Path, dtype: torch.dtype = torch.float32) -> tuple[LlamaModel, list[str]]:
     checkpoint = open_checkpoint(path)
     model = LlamaModel(
-        checkpoint.config, load_kernels("reference"), max_model_len=64, dtype=torch.float32, device=torch.device("cpu")
+        checkpoint.config, load_kernels("reference"), max_model_len=64, dtype=dtype, device=torch.device("cpu")
     )
     warnings: list[str] = []
     load_weights(checkpoint, model.weight_slots(), warnings.append)
@@ -152,6 +152,21 @@ def test_mod_03_missing_strange_and_misshapen_tensors_are_named(
     edit_weights(single, change)
     with pytest.raises(ModelLoadError, match=named):
         load(single)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [("nan", "float32"), ("-inf", "float32"), ("nan", "bfloat16"), ("1e6", "float16")]
+)
+def test_a_weight_that_is_no_number_is_told(single: Path, value: str, dtype: str) -> None:
+    """Also one that is none in the type it is served in."""
+
+    def damage(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.layers.1.mlp.up_proj.weight"][5, 7] = float(value)
+
+    edit_weights(single, damage)
+    name = "model.layers.1.mlp.up_proj.weight"
+    told = f"tensor '{name}' holds NaN or infinity in {dtype}: requests that meet it fail"
+    assert load(single, getattr(torch, dtype))[1] == [told]
 
 
 def test_computed_frequencies_of_old_checkpoints_are_ignored(single: Path) -> None:
