@@ -123,14 +123,18 @@ class Service:
     @property
     def front(self) -> psutil.Process:
         """The front's process."""
-        (child,) = psutil.Process(self._scheduler.pid).children()
+        (child,) = self.scheduler.children()
         return child
+
+    @property
+    def scheduler(self) -> psutil.Process:
+        """The scheduler's process."""
+        return psutil.Process(self._scheduler.pid)
 
     @property
     def own_cpu_seconds(self) -> float:
         """Processor time of scheduler and front so far."""
-        scheduler = psutil.Process(self._scheduler.pid)
-        times = [process.cpu_times() for process in (scheduler, *scheduler.children())]
+        times = [process.cpu_times() for process in (self.scheduler, *self.scheduler.children())]
         return sum(each.user + each.system for each in times)
 
     def stop(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pagewire.v1 import generation_pb2 as pb
 from pagewire_client import Client, PagewireError, ServerError
+from pagewire_client.options import text_request
 from pagewire_client.stack import private_stack
 
 from benchmarks.clients import Clients
@@ -91,13 +92,8 @@ def _offline(client: Client, workload: Workload) -> Outcome:
 
 
 def _request(request_id: str, prompt: Sequence[int], max_tokens: int, temperature: float) -> pb.GenerateRequest:
-    return pb.GenerateRequest(
-        request_id=request_id,
-        token_ids=pb.TokenIds(ids=prompt),
-        sampling=pb.SamplingOptions(temperature=temperature),
-        stop=pb.StopOptions(max_tokens=max_tokens, ignore_eos=True),
-        output=pb.OutputOptions(text=False, token_ids=True, max_delay_ms=_MAX_DELAY_MS),
-    )
+    options = {"request_id": request_id, "max_tokens": max_tokens, "ignore_eos": True, "temperature": temperature}
+    return text_request(prompt, {**options, "text": False, "token_ids": True, "max_delay_ms": _MAX_DELAY_MS})
 
 
 def _version() -> str:

@@ -11,17 +11,20 @@ import hashlib
 import secrets
 import uuid
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pagewire.internal.v1 import front_pb2
 from pagewire.v1 import generation_pb2
 
 from scheduler_svc.columns import ints, read_ints
-from scheduler_svc.core.page_hash import hash_pages, root_hash
+from scheduler_svc.core.page_hash import root_hash
 from scheduler_svc.front.caller import CALLER
 from scheduler_svc.front.errors import FrontError, InternalError, InvalidRequestError, NotFoundError, Reason
 from scheduler_svc.front.figures import Figures
 from scheduler_svc.front.form_reader import FormReader
+from scheduler_svc.front.page_names import PageNames
 from scheduler_svc.front.prepared_request import PreparedRequest
 from scheduler_svc.front.prompt import PromptReader, check_fits
 from scheduler_svc.front.row_options import row_options
@@ -31,7 +34,7 @@ from scheduler_svc.front.stop_strings import StopStrings
 from scheduler_svc.front.validation import MAX_ONCE_TOKENS, check_request
 
 if TYPE_CHECKING:
-    from scheduler_svc.front.tracing import Tracing
+    from scheduler_svc.front.tracing import RequestSpan, Tracing
 
 
 class Preparation:
@@ -53,6 +56,7 @@ class Preparation:
         self._forms = forms
         self._figures = figures
         self._tracing = tracing
+        self._page_names = PageNames()
 
     async def prepare(self, request: Any, *, deadline: float | None = None, once: bool = False) -> PreparedRequest:
         """The request, ready to be submitted before `deadline` (on the loop's clock).
@@ -61,9 +65,29 @@ class Preparation:
 
         Raises: FrontError.
         """
+        with self._told(request) as span:
+            prepared = await self._prepare(request, deadline=deadline, once=once)
+        return prepared if span is None else prepared.traced(span)
+
+    def prepare_at_once(self, request: Any, *, deadline: float | None = None) -> PreparedRequest | None:
+        """The same for a request that waits for nobody; None for one that may: a thread or a process has work with it.
+
+        Raises: FrontError.
+        """
+        if not self.reader.is_short(request) or request.HasField("structured"):
+            return None
+        with self._told(request) as span:
+            serving = self._checked(request)
+            prompt = self.reader.read_short(request, serving.model, deadline=deadline)
+            prepared = self._finished(request, serving, prompt, "", once=False)
+        return prepared if span is None else prepared.traced(span)
+
+    @contextmanager
+    def _told(self, request: Any) -> "Iterator[RequestSpan | None]":
+        """A preparation, under a span if it is traced: that it fails, or its caller leaves, is counted and told."""
         span = None if self._tracing is None else self._tracing.start(request)
         try:
-            prepared = await self._prepare(request, deadline=deadline, once=once)
+            yield span
         except asyncio.CancelledError:
             self._figures.leave()
             if span is not None:
@@ -75,17 +99,25 @@ class Preparation:
             if span is not None:
                 span.failed(told)
             raise
-        return prepared if span is None else prepared.traced(span)
 
     async def _prepare(self, request: Any, *, deadline: float | None, once: bool) -> PreparedRequest:
+        serving = self._checked(request)
+        grammar = await self._forms.read(request.structured, serving.model, deadline=deadline)
+        prompt = await self.reader.read(request, serving.model, deadline=deadline)
+        return self._finished(request, serving, prompt, grammar, once=once)
+
+    def _checked(self, request: Any) -> Serving:
+        """What the request is to run with; all that can be judged without its tokens is right."""
         serving = self._state.require()
-        model = serving.model
-        check_model(request.model, model)
-        violations = check_request(request, model)
+        check_model(request.model, serving.model)
+        violations = check_request(request, serving.model)
         if violations:
             raise InvalidRequestError(violations)
-        grammar = await self._forms.read(request.structured, model, deadline=deadline)
-        prompt = await self.reader.read(request, model, deadline=deadline)
+        return serving
+
+    def _finished(
+        self, request: Any, serving: Serving, prompt: "array[int]", grammar: str, *, once: bool
+    ) -> PreparedRequest:
         kind = str(request.WhichOneof("prompt"))
         check_fits(prompt, kind, serving.max_request_tokens)
         prepared = _prepared(request, prompt, kind, serving, grammar)
@@ -103,7 +135,7 @@ class Preparation:
         if request.scheduling.bypass_prefix_cache or request.output.HasField("prompt_logprobs"):
             return
         submit.root_hash = self._root(request, serving)
-        submit.page_hashes = b"".join(hash_pages(submit.root_hash, prompt, serving.page_size))
+        submit.page_hashes = self._page_names.of(submit.root_hash, prompt, serving.page_size)
 
     def _root(self, request: Any, serving: Serving) -> bytes:
         """The root of the request's chain of pages, this tenant's own."""
@@ -135,7 +167,7 @@ class Preparation:
         request.scheduling.cache_salt = ""
         return front_pb2.PrefixQuestion(
             prompt_token_ids=ints(prompt),
-            page_hashes=b"".join(hash_pages(root, prompt, serving.page_size)),
+            page_hashes=self._page_names.of(root, prompt, serving.page_size),
             root_hash=root,
             unsalted_root=self._root(request, serving),
         )

@@ -15,8 +15,8 @@ from typing import Any
 from scheduler_svc.front.chat_template import ChatError
 from scheduler_svc.front.endings import DEFAULT_RETRY_MS, EARLY_SECONDS, deadline_error
 from scheduler_svc.front.errors import ExhaustedError, InvalidRequestError, Reason
+from scheduler_svc.front.sent_ids import kept_ids, num_kept_ids
 from scheduler_svc.front.served_model import ServedModel
-from scheduler_svc.front.validation import num_kept_ids
 
 INLINE_BYTES = 2048
 """Shorter prompts are tokenized on the loop: that costs less than handing them to a thread."""
@@ -40,27 +40,35 @@ class PromptReader:
         Raises: InvalidRequestError if the template refuses it or it is far too long; DeadlinePassedError;
         ExhaustedError.
         """
-        loop = asyncio.get_running_loop()
-        left = None if deadline is None else deadline - EARLY_SECONDS - loop.time()
-        if left is not None and left <= 0:
-            raise deadline_error("tokenize")
+        if self.is_short(request):
+            return self.read_short(request, model, deadline=deadline)
+        left = _seconds_left(deadline)
         size = _num_bytes(request)
         _check_size(request, model, size)
         is_chat = request.WhichOneof("prompt") == "chat"
-        if size <= INLINE_BYTES and not is_chat:
-            return prompt_token_ids(request, model)
         executor = self._chat_executor if is_chat else self._executor
         if self._num_waiting_bytes and self._num_waiting_bytes + size > MAX_WAITING_BYTES:
             raise ExhaustedError(
                 "too much text waits to be tokenized", reason=Reason.QUEUE_FULL.value, retry_ms=DEFAULT_RETRY_MS
             )
         self._num_waiting_bytes += size
+        loop = asyncio.get_running_loop()
         try:
             return await asyncio.wait_for(loop.run_in_executor(executor, prompt_token_ids, request, model), left)
         except asyncio.TimeoutError:
             raise deadline_error("tokenize") from None
         finally:
             self._num_waiting_bytes -= size
+
+    def is_short(self, request: Any) -> bool:
+        """Whether the prompt takes no longer than handing it to a thread does."""
+        return request.WhichOneof("prompt") != "chat" and _num_bytes(request) <= INLINE_BYTES
+
+    def read_short(self, request: Any, model: ServedModel, *, deadline: float | None = None) -> "array[int]":
+        """As `read`, of a short one, at once."""
+        _seconds_left(deadline)
+        _check_size(request, model, _num_bytes(request))
+        return prompt_token_ids(request, model)
 
 
 def prompt_token_ids(request: Any, model: ServedModel) -> "array[int]":
@@ -71,8 +79,9 @@ def prompt_token_ids(request: Any, model: ServedModel) -> "array[int]":
     kind = request.WhichOneof("prompt")
     options = request.prompt_options
     if kind == "token_ids":
-        token_ids = _last(request.token_ids.ids, options)
-        return array("i", token_ids)
+        token_ids = array("i")
+        token_ids.frombytes(kept_ids(request, model.max_model_len).tobytes())
+        return token_ids
     if kind == "chat":
         text = _render(request.chat, options, model)
         add_special_tokens = options.add_special_tokens if options.HasField("add_special_tokens") else False
@@ -108,6 +117,16 @@ def _render(chat: Any, options: Any, model: ServedModel) -> str:
         )
     except ChatError as error:
         raise InvalidRequestError.at("chat", str(error)) from None
+
+
+def _seconds_left(deadline: float | None) -> float | None:
+    """Raises: DeadlinePassedError."""
+    if deadline is None:
+        return None
+    left = deadline - EARLY_SECONDS - asyncio.get_running_loop().time()
+    if left <= 0:
+        raise deadline_error("tokenize")
+    return left
 
 
 def _last(token_ids: Any, options: Any) -> Any:

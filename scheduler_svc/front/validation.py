@@ -8,8 +8,10 @@ the proto's comments. NaN fails every range, because each check asks whether the
 import json
 from typing import Any
 
+from scheduler_svc.columns import ids_are_below
 from scheduler_svc.front.errors import MAX_VIOLATIONS, Violation
 from scheduler_svc.front.logprobs import MAX_LOGPROBS
+from scheduler_svc.front.sent_ids import fault_of_form, kept_ids
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.structured_output import structured_faults
 
@@ -116,17 +118,13 @@ def _check_request_id(request_id: str, bad: Violations) -> None:
     )
 
 
-def num_kept_ids(request: Any) -> int:
-    """Token ids of the prompt that truncation leaves."""
-    options, num_ids = request.prompt_options, len(request.token_ids.ids)
-    return min(num_ids, options.truncate_prompt_tokens) if options.HasField("truncate_prompt_tokens") else num_ids
-
-
 def _check_token_ids(request: Any, model: ServedModel, bad: Violations) -> None:
-    """What truncation drops is not looked at, nor what cannot fit anyway: a prompt may hold millions of ids."""
-    num_kept = num_kept_ids(request)
-    if 0 < num_kept < model.max_model_len:
-        check_ids("token_ids.ids", request.token_ids.ids[-num_kept:], model.vocab_size, bad)
+    """What truncation drops is not looked at, nor what cannot fit anyway."""
+    fault = fault_of_form(request.token_ids)
+    bad.unless(not fault, "token_ids.packed_ids", fault)
+    kept = kept_ids(request, model.max_model_len)
+    if not ids_are_below(kept, model.vocab_size):
+        check_ids("token_ids.ids", kept, model.vocab_size, bad)
 
 
 def _check_chat(chat: Any, model: ServedModel, bad: Violations) -> None:

@@ -141,6 +141,41 @@ async def test_an_entry_without_action_fails_alone() -> None:
         assert collected.events["a"][-1].HasField("summary")
 
 
+def together(*request_ids: str, **fields: Any) -> Any:
+    starts = [start(request_id).start.SerializeToString() for request_id in request_ids]
+    return pb.GenerateManyRequest(starts=starts, **fields)
+
+
+async def test_many_requests_of_one_message_are_entries_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "WINDOW", 8)
+    scheduler = FakeScheduler(lambda submit: [[65] if submit.request_id == "late" else [65, 257]])
+    async with front_stack(scheduler) as stack:
+        collected = Collected()
+        some, wrong = together(*map(str, range(30))), pb.GenerateRequest(request_id="wrong")
+        some.starts.append(wrong.SerializeToString())
+        last = together("late", timeout_ms=100)
+        last.start.CopyFrom(start("first").start)
+        await run(stack, [some, last], collected)
+        assert collected.events.pop("wrong")[0].status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert collected.events.pop("late")[-1].status.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert set(collected.events) == {"first", *map(str, range(30))}
+        assert all(events[-1].HasField("summary") for events in collected.events.values())
+        order = [submit.request_id for submit in scheduler.submits]
+        assert order == [*map(str, range(30)), "first", "late"]
+
+
+async def test_what_is_no_request_among_others_ends_the_stream() -> None:
+    scheduler = FakeScheduler(lambda submit: [[65]])
+    async with front_stack(scheduler) as stack:
+        message = together("runs")
+        message.starts.append(b"\xff\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await run(stack, [message], Collected())
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await scheduler.wait_for(lambda: len(scheduler.cancels) == 1)
+        assert stack.front.link.num_live == 0
+
+
 async def test_an_entrys_delay_makes_fewer_messages_and_loses_nothing() -> None:
     scheduler = FakeScheduler(lambda submit: [[65] * 60 + [257]])
     scheduler.step_seconds = 0.005

@@ -1,5 +1,6 @@
 """Keyword arguments become request messages, or are refused by name."""
 
+from array import array
 from typing import Any, get_type_hints
 
 import pytest
@@ -51,6 +52,18 @@ def test_empty_prompts_keep_their_kind() -> None:
     assert text_request("", {}).WhichOneof("prompt") == "text"
     assert text_request([], {}).WhichOneof("prompt") == "token_ids"
     assert chat_request([], {}).WhichOneof("prompt") == "chat"
+
+
+def test_long_prompts_are_packed() -> None:
+    ids = [*range(500), 2**32 - 1]
+    for prompt in (ids, tuple(ids), array("Q", ids)):
+        message = text_request(prompt, {}).token_ids
+        assert array("I", message.packed_ids) == array("I", ids)
+        assert not message.ids
+    assert list(text_request(ids[:10], {}).token_ids.ids) == ids[:10]
+    for wrong in (-1, 2**32, 1.5, "1", None):
+        with pytest.raises(InvalidRequestError, match="token_ids"):
+            text_request([*ids, wrong], {})
 
 
 def test_structured_output_takes_a_schema_as_a_mapping() -> None:

@@ -72,11 +72,18 @@ async def test_a_refused_request_is_let_go(streams: bool) -> None:
     assert [ref() for ref in refs] == [None] * 3
 
 
-async def test_refused_entries_are_let_go() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_refused_entries_are_let_go(at_once: bool) -> None:
     refs: list[weakref.ref[Large]] = []
 
     class Preparation:
+        def prepare_at_once(self, request: Any, **options: Any) -> Any:
+            return self._refuse() if at_once else None
+
         async def prepare(self, request: Any, **options: Any) -> Any:
+            self._refuse()
+
+        def _refuse(self) -> None:
             held = Large()
             refs.append(weakref.ref(held))
             raise InvalidRequestError.at("field", "is wrong")

@@ -1,6 +1,7 @@
 """Every field is checked, and all violations are told at once."""
 
 import math
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from scheduler_svc.front.errors import (
     Violation,
     error_of_code,
 )
+from scheduler_svc.front.prompt import prompt_token_ids
 from scheduler_svc.front.served_model import build_served_model
 from scheduler_svc.front.validation import UNSUPPORTED, check_request, check_tokenize
 
@@ -183,6 +185,31 @@ def test_truncated_ids_are_not_looked_at() -> None:
     assert list(violations(token_ids=pb.TokenIds(ids=[1, 10**9]), prompt_options=options)) == ["token_ids.ids[0]"]
     wide = pb.PromptOptions(truncate_prompt_tokens=10**9)
     assert list(violations(token_ids=pb.TokenIds(ids=[1, 2**32 - 1]), prompt_options=wide)) == ["token_ids.ids[1]"]
+
+
+def packed(*ids: int) -> pb.TokenIds:
+    return pb.TokenIds(packed_ids=array("I", ids).tobytes())
+
+
+def test_packed_ids_are_judged_as_plain_ones() -> None:
+    options = pb.PromptOptions(truncate_prompt_tokens=2)
+    for ids in ([1, 2], [1, 299, 300, 10**9], [10**9, 1, 2], [1, 2**32 - 1], [0] * 400):
+        for more in ({}, {"prompt_options": options}):
+            assert violations(token_ids=packed(*ids), **more) == violations(token_ids=pb.TokenIds(ids=ids), **more)
+
+
+def test_packed_ids_come_alone_and_whole() -> None:
+    both = pb.TokenIds(ids=[1], packed_ids=bytes(4))
+    assert violations(token_ids=both) == {"token_ids.packed_ids": "excludes token_ids.ids"}
+    ragged = pb.TokenIds(packed_ids=bytes(5))
+    assert violations(token_ids=ragged) == {"token_ids.packed_ids": "must be whole numbers of 4 bytes"}
+
+
+def test_packed_ids_are_read_as_plain_ones() -> None:
+    for ids, options in (([], {}), ([3, 1, 2], {}), ([3, 1, 2], {"truncate_prompt_tokens": 2})):
+        plain = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), prompt_options=options)
+        same = pb.GenerateRequest(token_ids=packed(*ids), prompt_options=options)
+        assert prompt_token_ids(same, MODEL) == prompt_token_ids(plain, MODEL)
 
 
 def test_violations_come_in_the_order_of_their_ids() -> None:

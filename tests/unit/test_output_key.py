@@ -42,6 +42,18 @@ def test_a_key_beyond_the_last_is_refused() -> None:
     assert refused.field == "key"
 
 
+@pytest.mark.parametrize("limit", [1, 151_936, 2**31 - 1])
+@pytest.mark.parametrize("place", [0, 4095, 4096, 9999])
+def test_ids_are_judged_wherever_they_stand(limit: int, place: int) -> None:
+    signed, unsigned = array("i", [0]) * 10_000, array("I", [limit - 1]) * 10_000
+    assert ids_are_below(signed, limit)
+    assert ids_are_below(unsigned, limit)
+    for ids, wrong in ((signed, -1), (signed, -(2**31)), (signed, limit), (unsigned, 2**31), (unsigned, 2**32 - 1)):
+        right, ids[place] = ids[place], wrong
+        assert not ids_are_below(ids, limit)
+        ids[place] = right
+
+
 def test_ids_are_checked_in_one_pass() -> None:
     assert ids_are_below(array("i"), 1)
     assert ids_are_below(array("i", [0, 9]), 10)

@@ -64,10 +64,12 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., prompt_options: _Optional[_Union[PromptOptions, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stop: _Optional[_Union[StopOptions, _Mapping]] = ..., output: _Optional[_Union[OutputOptions, _Mapping]] = ..., scheduling: _Optional[_Union[SchedulingOptions, _Mapping]] = ..., structured: _Optional[_Union[StructuredOutput, _Mapping]] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class TokenIds(_message.Message):
-    __slots__ = ("ids",)
+    __slots__ = ("ids", "packed_ids")
     IDS_FIELD_NUMBER: _ClassVar[int]
+    PACKED_IDS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    packed_ids: bytes
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., packed_ids: _Optional[bytes] = ...) -> None: ...
 
 class Chat(_message.Message):
     __slots__ = ("messages", "add_generation_prompt", "template_variables")
@@ -383,14 +385,16 @@ class Output(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class GenerateManyRequest(_message.Message):
-    __slots__ = ("start", "cancel_request_id", "timeout_ms")
+    __slots__ = ("start", "cancel_request_id", "timeout_ms", "starts")
     START_FIELD_NUMBER: _ClassVar[int]
     CANCEL_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
     start: GenerateRequest
     cancel_request_id: str
     timeout_ms: int
-    def __init__(self, start: _Optional[_Union[GenerateRequest, _Mapping]] = ..., cancel_request_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    starts: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, start: _Optional[_Union[GenerateRequest, _Mapping]] = ..., cancel_request_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., starts: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class GenerateManyResponse(_message.Message):
     __slots__ = ("events",)
