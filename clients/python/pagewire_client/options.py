@@ -231,7 +231,7 @@ def set_field(target: Message, name: str, value: Any, path: str) -> None:
     _guard(lambda: setattr(target, name, value), path)
 
 
-def fill_token_ids(message: pb.TokenIds, prompt: Sequence[int]) -> None:
+def fill_token_ids(message: pb.TokenIds, prompt: Iterable[Any]) -> None:
     """Writes a prompt's ids, packed if they are many. Raises: InvalidRequestError."""
     message.SetInParent()
     try:
