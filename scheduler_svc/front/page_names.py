@@ -7,9 +7,9 @@ learn from the cache of pages.
 
 from array import array
 from collections import OrderedDict
+from typing import Any
 
 from scheduler_svc.core.page_hash import HASH_BYTES, hash_pages
-from scheduler_svc.core.types import PageHash
 
 MAX_BYTES = 8 * 1024 * 1024
 _BYTES_A_PROMPT = 512
@@ -34,7 +34,7 @@ class PageNames:
         old_tokens, old_names = self._take(beginning)
         num_common = _num_common_pages(old_tokens, tokens, page_bytes)
         names = old_names[: num_common * HASH_BYTES]
-        parent = PageHash(names[-HASH_BYTES:]) if names else None
+        parent: Any = names[-HASH_BYTES:] or None
         names += b"".join(hash_pages(root, prompt, page_size, parent, num_common))
         self._keep(beginning, tokens, names)
         return names
