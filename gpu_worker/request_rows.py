@@ -64,7 +64,7 @@ class StepWork:
     copy_sources: Int32s
     copy_destinations: Int32s
     shared: SharedWork | None = None
-    """Of a step of decodes alone: who shares leading pages, where that saves enough."""
+    """Who of the decoding rows shares leading pages, where that saves enough."""
     number: int = 0
     """Counts the steps."""
     continues: bool = False
@@ -244,7 +244,7 @@ class RequestRows:
             append_pages=plan.append_pages,
             copy_sources=plan.copy_sources,
             copy_destinations=plan.copy_destinations,
-            shared=None if len(chunk_rows) else self.groups.of_step(decode_rows),
+            shared=self.groups.of_step(decode_rows),
             number=self._num_steps,
         )
 

@@ -46,7 +46,7 @@ class StepShape:
     all_greedy: bool = False
     any_truncation: bool = True
     num_shared_tiles: int = 0
-    """Tiles of rows that share pages, read once a tile; 0: every row reads its own."""
+    """Tiles of decoding rows that share pages, read once a tile; 0: every row reads its own."""
     uneven: bool = False
     """Some decoding rows are much longer than most."""
 
@@ -134,7 +134,9 @@ class GraphShapes:
             num_sampling=num_decodes + num_chunks,
             max_query_len=max(1, num_chunk_tokens),
             max_kv_len=self._limits.max_model_len,
-            # Beside a chunk the search for long rows would save less than it costs.
+            # Beside chunks neither a search for rows that share pages or are long would save what it costs, nor graphs of
+            # their own: such a step takes milliseconds, and what finds nothing to do in it microseconds.
+            num_shared_tiles=max_tiles(num_decodes) if num_chunks and num_decodes >= _MIN_SHARED_DECODES else 0,
             uneven=self._splits_long_rows and num_chunks > 0 and num_decodes >= MIN_UNEVEN_DECODES,
         )
 

@@ -128,7 +128,7 @@ def test_a_step_allocates_nothing_on_the_device(graphs: ModelRunner) -> None:
 
 
 def test_rows_that_share_pages_give_the_same(graphs: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """18 rows behind 4 pages of the first one, told as a group once all of them decode."""
+    """18 rows behind 4 pages of the first one, told as a group once all of them decode; then another row joins them."""
     monkeypatch.setattr(shared_groups, "MIN_SAVED_TOKENS", 1)
     common = random_prompt(64)
 
@@ -139,18 +139,21 @@ def test_rows_that_share_pages_give_the_same(graphs: ModelRunner, monkeypatch: p
         others = [
             Generation(prompt=common + random_prompt(5, seed=n), max_tokens=9, share_with=first) for n in range(17)
         ]
-        maker = PlanMaker(num_rows=MAX_ROWS, num_pages=graphs.limits.num_pages, page_size=16)
+        late = Generation(prompt=random_prompt(70, seed=99), max_tokens=3)
+        maker = PlanMaker(num_rows=MAX_ROWS, num_pages=graphs.limits.num_pages, page_size=16, chunk=40)
         maker.submit(first)
         while (plan := maker.next_plan()) is not None:
             if len(first.output) == 2 and not others[0].num_computed:
                 maker.submit(*others)
-            if told and others[0].num_computed and not len(plan.chunk_rows):
+            if len(others[-1].output) == 3 and not late.num_computed:
+                maker.submit(late)
+            if told and others[-1].output and not len(plan.chunk_rows):
                 rows = [each.row for each in (first, *others) if each.row is not None]
                 group = {"group_ids": [3], "group_pages": [4], "group_sizes": [len(rows)], "group_rows": rows}
                 plan = replace(plan, **{name: int32s(values) for name, values in group.items()})
                 told = False
             maker.commit(graphs.launch(plan).wait())
-        return [each.output for each in (first, *others)]
+        return [each.output for each in (first, *others, late)]
 
     assert outputs(told=True) == outputs(told=False)
 

@@ -6,6 +6,7 @@ import pytest
 
 from gpu_worker.batch_plan import empty_column, int32s
 from gpu_worker.request_rows import RowLimits, StepWork
+from gpu_worker.shared_groups import max_tiles
 from gpu_worker.step_shape import MAX_GRAPH_CHUNKS, GraphShapes, decode_sizes, lengths_differ
 
 LIMITS = RowLimits(
@@ -68,6 +69,18 @@ def test_large_steps_have_graphs_while_the_device_is_faster_than_the_host() -> N
         assert small.fitting(step) in list(small.all())
     assert large.fitting(full) is None
     assert small.fitting(work(0, (2,) * (MAX_GRAPH_CHUNKS + 1))) is None
+
+
+def test_rows_that_share_pages_share_them_beside_chunks_too() -> None:
+    shapes = GraphShapes(LIMITS, SMALL_MODEL)
+    for step in (work(20, (60,)), work(16, (30, 20))):
+        shape = shapes.fitting(step)
+        assert shape in list(shapes.all())
+        assert shape is not None
+        assert shape.num_shared_tiles == max_tiles(shape.num_decodes)
+    alone = shapes.fitting(work(0, (60,)))
+    assert alone is not None
+    assert not alone.num_shared_tiles
 
 
 def test_rows_much_longer_than_most_have_shapes_of_their_own() -> None:
