@@ -134,8 +134,8 @@ class GraphShapes:
             num_sampling=num_decodes + num_chunks,
             max_query_len=max(1, num_chunk_tokens),
             max_kv_len=self._limits.max_model_len,
-            # Beside chunks neither a search for rows that share pages or are long would save what it costs, nor graphs of
-            # their own: such a step takes milliseconds, and what finds nothing to do in it microseconds.
+            # Beside chunks neither a search for rows that share pages or are long would save what it costs, nor graphs
+            # of their own: such a step takes milliseconds, and what finds nothing to do in it microseconds.
             num_shared_tiles=max_tiles(num_decodes) if num_chunks and num_decodes >= _MIN_SHARED_DECODES else 0,
             uneven=self._splits_long_rows and num_chunks > 0 and num_decodes >= MIN_UNEVEN_DECODES,
         )
