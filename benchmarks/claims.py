@@ -9,6 +9,8 @@
     rows      output tokens a second with 1,024 rows beside 256 (a scripted worker whose steps take 400 and 100 ms, so
               that both could give the same number of tokens); aim: 0.98 at least
 
+With `--shape qwen3-0.6b` prefix, structured and rows are measured on a GPU with dummy weights of that shape.
+
 Pairs alternate (A B, B A, ...); the figure is the median of the pairs' ratios, its spread the least and the greatest.
 """
 
@@ -18,9 +20,11 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 from pagewire.v1 import generation_pb2 as pb
@@ -29,11 +33,25 @@ from pagewire_client.fetch import fetch_embedded
 from pagewire_client.stack import LocalStack, private_stack
 
 from benchmarks.front import service
+from benchmarks.gpu_shapes import CONFIGS, write_model
 
 SYSTEM_TOKENS, OWN_TOKENS = 500, 20
 VOCABULARY = 49_152
 ROWS_TOKENS = 72
 TOY_LETTERS = range(97, 123)
+GPU_ARGUMENTS = (
+    *("--device", "cuda", "--load-format", "dummy"),
+    *("--gpu-memory-utilization", "0.4", "--max-model-len", "2048"),
+)
+
+
+def stack_of(shape: str | None, *worker_arguments: str) -> LocalStack:
+    """The embedded model on the CPU, or dummy weights of ``shape`` on a GPU; in bfloat16."""
+    if shape is None:
+        return private_stack(fetch_embedded(), worker_arguments=("--dtype", "bfloat16", *worker_arguments))
+    model = write_model(shape, Path(tempfile.gettempdir()) / "pagewire-bench" / "claims")
+    arguments = ("--dtype", "bfloat16", *GPU_ARGUMENTS, *worker_arguments)
+    return private_stack(str(model), worker_arguments=arguments)
 
 
 def paired(first: Callable[[], float], second: Callable[[], float], num_pairs: int) -> list[float]:
@@ -53,7 +71,7 @@ def row(claim: str, ratios: Sequence[float], aim: str) -> dict[str, object]:
     return {"claim": claim, "ratio": statistics.median(ratios), "spread": [ratios[0], ratios[-1]], "aim": aim}
 
 
-def prefix(num_pairs: int) -> dict[str, object]:
+def prefix(num_pairs: int, shape: str | None = None) -> dict[str, object]:
     """Each pair is a new system prompt: its first request, then the median of seven more."""
     chance = random.Random(0)
 
@@ -67,10 +85,7 @@ def prefix(num_pairs: int) -> dict[str, object]:
             return time.perf_counter() - start
 
     ratios = []
-    with (
-        private_stack(fetch_embedded(), worker_arguments=("--dtype", "bfloat16")) as stack,
-        Client(stack.target) as client,
-    ):
+    with stack_of(shape) as stack, Client(stack.target) as client:
         first_token(client, ids(SYSTEM_TOKENS + OWN_TOKENS))
         for _ in range(num_pairs):
             system = ids(SYSTEM_TOKENS)
@@ -80,7 +95,7 @@ def prefix(num_pairs: int) -> dict[str, object]:
     return row("prefix", ratios, "<= 0.25")
 
 
-def caching(num_pairs: int) -> dict[str, object]:
+def caching(num_pairs: int, _shape: str | None = None) -> dict[str, object]:
     """32 requests of 256 tokens in and 32 out at once, other tokens each time; two stacks that take turns."""
     chance = random.Random(1)
     arguments = ("--dtype", "bfloat16")
@@ -109,7 +124,7 @@ def _processor_seconds(stack: LocalStack) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes.values())
 
 
-def structured(num_pairs: int) -> dict[str, object]:
+def structured(num_pairs: int, shape: str | None = None) -> dict[str, object]:
     """Eight streams of 32 tokens in and 64 out; other prompts each time."""
     chance = random.Random(2)
     person = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
@@ -127,16 +142,35 @@ def structured(num_pairs: int) -> dict[str, object]:
         with ThreadPoolExecutor(8) as threads:
             return statistics.median(itertools.chain.from_iterable(threads.map(gaps, range(8))))
 
-    with (
-        private_stack(fetch_embedded(), worker_arguments=("--dtype", "bfloat16")) as stack,
-        Client(stack.target) as client,
-    ):
+    with stack_of(shape) as stack, Client(stack.target) as client:
         gap(client, form)
         ratios = paired(lambda: gap(client, form), lambda: gap(client, None), num_pairs)
     return row("structured", ratios, "<= 1.05")
 
 
-def rows(num_pairs: int) -> dict[str, object]:
+def rows(num_pairs: int, shape: str | None = None) -> dict[str, object]:
+    return scripted_rows(num_pairs) if shape is None else rows_of_a_model(num_pairs, shape)
+
+
+def rows_of_a_model(num_pairs: int, shape: str) -> dict[str, object]:
+    """2,048 requests of 64 tokens in and 96 out; two stacks that take turns."""
+    chance = random.Random(3)
+
+    def tokens_per_second(stack: LocalStack) -> float:
+        prompts = [[chance.randrange(100, VOCABULARY) for _ in range(64)] for _ in range(2048)]
+        with Client(stack.target) as client:
+            start = time.perf_counter()
+            run_all(client, prompts, 96)
+            return len(prompts) * 96 / (time.perf_counter() - start)
+
+    with stack_of(shape, "--max-num-seqs", "1024") as many, stack_of(shape, "--max-num-seqs", "256") as few:
+        for stack in (many, few):
+            tokens_per_second(stack)
+        ratios = paired(lambda: tokens_per_second(many), lambda: tokens_per_second(few), num_pairs)
+    return row("rows", ratios, ">= 0.98")
+
+
+def scripted_rows(num_pairs: int) -> dict[str, object]:
     """2,048 requests of 8 tokens in and 72 out: a step takes the prompts of all rows.
 
     They take a second to arrive, in which steps of 1,024 rows are partly filled: with few tokens a request that counts.
@@ -176,10 +210,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("claims", nargs="*", choices=[*CLAIMS, []], help="which; default: all")
     parser.add_argument("--pairs", type=int, help="other numbers of pairs than 7, 7, 11 and 5")
+    parser.add_argument("--shape", choices=tuple(CONFIGS), help="on a GPU, with dummy weights of this shape")
     given = parser.parse_args()
     for name in given.claims or CLAIMS:
         measure, num_pairs = CLAIMS[name]
-        print(json.dumps(measure(given.pairs or num_pairs)), flush=True)
+        print(json.dumps(measure(given.pairs or num_pairs, given.shape)), flush=True)
     return 0
 
 
