@@ -22,6 +22,9 @@ from gpu_worker.worker_card import WorkerCard
 
 PROTOCOL_VERSION = 1
 HASH_BYTES = 16
+_INT, _LONG, _FLOAT = np.dtype("<i4"), np.dtype("<u8"), np.dtype("<f4")
+_NONE = {element: np.frombuffer(b"", dtype=element) for element in (_INT, _LONG, _FLOAT)}
+"""Columns without entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +128,11 @@ def _new_rows(body: Any, grammars: Mapping[int, str]) -> NewRows:
         token_ids=_int32s(body, "token_ids"),
         num_cached_tokens=_int32s(body, "num_cached_tokens"),
         output_indices=_int32s(body, "output_indices"),
-        seeds=_column(body, "seeds", "<u8"),
-        temperatures=_column(body, "temperatures", "<f4"),
-        top_ps=_column(body, "top_ps", "<f4"),
+        seeds=_column(body, "seeds", _LONG),
+        temperatures=_column(body, "temperatures", _FLOAT),
+        top_ps=_column(body, "top_ps", _FLOAT),
         top_ks=_int32s(body, "top_ks"),
-        min_ps=_column(body, "min_ps", "<f4"),
+        min_ps=_column(body, "min_ps", _FLOAT),
         options=_all_options(body, grammars),
     )
     columns = (new.num_prompt_tokens, new.num_token_ids, new.num_cached_tokens, new.output_indices, new.seeds)
@@ -161,7 +164,7 @@ def _row_options(body: Any) -> RowOptions:
         presence_penalty=body.presence_penalty,
         repetition_penalty=body.repetition_penalty or 1.0,
         bias_token_ids=_int32s(body, "bias_token_ids"),
-        biases=_column(body, "biases", "<f4"),
+        biases=_column(body, "biases", _FLOAT),
         allowed_token_ids=_int32s(body, "allowed_token_ids"),
         bad_words=_bad_words(_int32s(body, "bad_words").tolist()),
         min_tokens=body.min_tokens,
@@ -186,12 +189,13 @@ def _bad_words(column: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _int32s(body: Any, name: str) -> Int32s:
-    return _column(body, name, "<i4")
+    return _column(body, name, _INT)
 
 
-def _column(body: Any, name: str, dtype: str) -> npt.NDArray[Any]:
+def _column(body: Any, name: str, element: "np.dtype[Any]") -> npt.NDArray[Any]:
     data: bytes = getattr(body, name)
-    element = np.dtype(dtype)
+    if not data:
+        return _NONE[element]
     if len(data) % element.itemsize:
         raise PlanRefusedError(f"{name}: {len(data)} bytes are no whole number of {element.itemsize}-byte values")
     return np.frombuffer(data, dtype=element)
@@ -273,7 +277,7 @@ def _row_logprobs(found: RowLogprobs) -> pb.RowLogprobs:
         num_prompt_positions=found.num_prompt_positions,
         first_position=found.first_position,
         token_ids=_bytes(found.token_ids),
-        logprobs=np.ascontiguousarray(found.logprobs, dtype="<f4").tobytes(),
+        logprobs=np.ascontiguousarray(found.logprobs, dtype=_FLOAT).tobytes(),
         ranks=_bytes(found.ranks),
     )
 
