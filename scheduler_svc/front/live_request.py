@@ -195,11 +195,9 @@ class LiveRequest:
 
     async def wait(self, until: float | None = None) -> bool:
         """Returns once there is news: True; or at `until` (on the loop's clock): False."""
-        if not (self._has_news and self._link.turns.take()):
+        if not self._has_news:
             loop = asyncio.get_running_loop()
             waiter = self._waiter = loop.create_future()
-            if self._has_news:
-                self._link.turns.wake(waiter)
             timer = None if until is None else loop.call_at(until, _wake, waiter)
             try:
                 await waiter
@@ -387,9 +385,9 @@ class LiveRequest:
             self._timer = None
 
     def _news(self) -> None:
-        had_news, self._has_news = self._has_news, True
-        if self._waiter is not None and not had_news:
-            self._link.turns.wake(self._waiter)
+        self._has_news = True
+        if self._waiter is not None:
+            _wake(self._waiter)
         if self._on_news is not None:
             self._on_news()
 

@@ -26,7 +26,6 @@ from scheduler_svc.front.errors import FrontError, Reason, UnavailableError, err
 from scheduler_svc.front.figures import Figures
 from scheduler_svc.front.link_socket import LinkSocket
 from scheduler_svc.front.polling import Polling
-from scheduler_svc.front.turns import Turns
 from scheduler_svc.messages import PROTOCOL_VERSION
 from scheduler_svc.output_key import front_key_and_index
 
@@ -79,8 +78,6 @@ class SchedulerLink:
         self._on_service, self._on_lost, self._on_refusal = on_service, on_lost, on_refusal
         self._heartbeat_seconds = heartbeat_seconds
         self._polling = Polling(polling_seconds)
-        self.turns = Turns()
-        """Of the readers of all requests."""
         self._front_id = secrets.randbits(64) or 1
         self.figures = Figures()
         self._session = 0
