@@ -10,8 +10,7 @@ stream is over, none of its requests runs on.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import structlog
@@ -75,6 +74,8 @@ class ManyStream:
         self._on_submitted = on_submitted
         self._deadline = deadline
         self._slow_reader_seconds = slow_reader_seconds
+        self._loop = asyncio.get_running_loop()
+        """Kept: to ask for it is a system call in Python 3.11."""
         self._reader_state = Reader()
         self._entries: set[_Entry] = set()
         self._by_id: dict[str, _Entry] = {}
@@ -89,9 +90,9 @@ class ManyStream:
 
     async def run(self, requests: AsyncIterator[Any]) -> None:
         """Returns when the caller has half-closed and every entry has ended."""
-        self._reading = asyncio.get_running_loop().create_task(self._read(requests))
+        self._reading = self._loop.create_task(self._read(requests))
         self._reading.add_done_callback(lambda _: self._woken.set())
-        self._beating = asyncio.get_running_loop().create_task(self._beat())
+        self._beating = self._loop.create_task(self._beat())
         try:
             await self._write_all()
         finally:
@@ -132,18 +133,22 @@ class ManyStream:
         entry = self._enter(request)
         deadline = self._deadline
         if message.HasField("timeout_ms"):
-            own = asyncio.get_running_loop().time() + min(message.timeout_ms, LONGEST_MS) / 1000
+            own = self._loop.time() + min(message.timeout_ms, LONGEST_MS) / 1000
             deadline = own if deadline is None else min(own, deadline)
-        with self._guarded(entry):
+        try:
             prepared = self._preparation.prepare_at_once(request, deadline=deadline)
             if prepared is None:
-                entry.task = asyncio.get_running_loop().create_task(self._start_later(entry, request, deadline))
+                entry.task = self._loop.create_task(self._start_later(entry, request, deadline))
             else:
                 self._submit(entry, prepared, deadline)
+        except Exception as error:
+            self._fail(entry, error)
 
     async def _start_later(self, entry: _Entry, request: Any, deadline: float | None) -> None:
-        with self._guarded(entry):
+        try:
             self._submit(entry, await self._preparation.prepare(request, deadline=deadline), deadline)
+        except Exception as error:
+            self._fail(entry, error)
 
     def _submit(self, entry: _Entry, prepared: PreparedRequest, deadline: float | None) -> None:
         self._name(entry, prepared.request_id)
@@ -155,16 +160,12 @@ class ManyStream:
         if entry.is_cancelled:
             entry.live.cancel()
 
-    @contextmanager
-    def _guarded(self, entry: _Entry) -> Iterator[None]:
-        """What goes wrong with an entry is told as its failure."""
-        try:
-            yield
-        except FrontError as error:
-            self._note(entry, error)
-        except Exception as error:
+    def _fail(self, entry: _Entry, error: Exception) -> None:
+        """An entry ends before it was submitted."""
+        if not isinstance(error, FrontError):
             log.error("entry_failed", error=type(error).__name__)
-            self._note(entry, InternalError())
+            error = InternalError()
+        self._note(entry, error)
 
     def _name(self, entry: _Entry, request_id: str) -> None:
         """Gives an entry that came without an id the one that the server made, by which it can be cancelled."""
@@ -187,7 +188,7 @@ class ManyStream:
         live = entry.live
         if live is not None and live.max_delay_seconds and not live.is_over:
             due = entry.told_at + live.max_delay_seconds
-            if due > asyncio.get_running_loop().time():
+            if due > self._loop.time():
                 live.is_quiet = True
                 self._held[entry] = due
                 self._set_timer(due)
@@ -200,12 +201,12 @@ class ManyStream:
             if self._timer.when() <= due:
                 return
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(due, self._let_go)
+        self._timer = self._loop.call_at(due, self._let_go)
 
     def _let_go(self) -> None:
         """Has entries speak that are due, and those that are nearly so: together they make larger messages."""
         self._timer = None
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         for entry, due in list(self._held.items()):
             if entry.live is None or due <= now + entry.live.max_delay_seconds * EARLY_SHARE:
                 del self._held[entry]
@@ -260,7 +261,7 @@ class ManyStream:
         try:
             if error is not None or entry.live is None:
                 raise error or InternalError()
-            entry.told_at = asyncio.get_running_loop().time()
+            entry.told_at = self._loop.time()
             self._held.pop(entry, None)
             entry.live.is_quiet = False
             num_events = len(message.events)
@@ -280,7 +281,7 @@ class ManyStream:
         """Has entries that want to know say that they are alive when they have said nothing for long."""
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS / 2)
-            silent_since = asyncio.get_running_loop().time() - HEARTBEAT_SECONDS
+            silent_since = self._loop.time() - HEARTBEAT_SECONDS
             for entry in self._entries:
                 if entry.live is not None and entry.live.progress_events and entry.told_at <= silent_since:
                     entry.beats = True
@@ -294,6 +295,8 @@ class ManyStream:
             del self._by_id[entry.request_id]
         if entry.live is not None:
             entry.live.close()
+            # It knows the way back: a cycle, which would wait for the collector with all that the request held.
+            entry.live = None
         self._room.set()
 
     async def _close(self) -> None:

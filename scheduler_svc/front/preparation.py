@@ -11,8 +11,6 @@ import hashlib
 import secrets
 import uuid
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pagewire.internal.v1 import front_pb2
@@ -65,8 +63,12 @@ class Preparation:
 
         Raises: FrontError.
         """
-        with self._told(request) as span:
+        span = None if self._tracing is None else self._tracing.start(request)
+        try:
             prepared = await self._prepare(request, deadline=deadline, once=once)
+        except (Exception, asyncio.CancelledError) as error:
+            self._note_end(error, span)
+            raise
         return prepared if span is None else prepared.traced(span)
 
     def prepare_at_once(self, request: Any, *, deadline: float | None = None) -> PreparedRequest | None:
@@ -76,29 +78,27 @@ class Preparation:
         """
         if not self.reader.is_short(request) or request.HasField("structured"):
             return None
-        with self._told(request) as span:
+        span = None if self._tracing is None else self._tracing.start(request)
+        try:
             serving = self._checked(request)
             prompt = self.reader.read_short(request, serving.model, deadline=deadline)
             prepared = self._finished(request, serving, prompt, "", once=False)
+        except Exception as error:
+            self._note_end(error, span)
+            raise
         return prepared if span is None else prepared.traced(span)
 
-    @contextmanager
-    def _told(self, request: Any) -> "Iterator[RequestSpan | None]":
-        """A preparation, under a span if it is traced: that it fails, or its caller leaves, is counted and told."""
-        span = None if self._tracing is None else self._tracing.start(request)
-        try:
-            yield span
-        except asyncio.CancelledError:
+    def _note_end(self, error: BaseException, span: "RequestSpan | None") -> None:
+        """A request ends before the scheduler hears of it: by an error, or with its caller."""
+        if isinstance(error, asyncio.CancelledError):
             self._figures.leave()
             if span is not None:
                 span.left()
-            raise
-        except Exception as error:
-            told = error if isinstance(error, FrontError) else InternalError()
-            self._figures.refuse(told)
-            if span is not None:
-                span.failed(told)
-            raise
+            return
+        told = error if isinstance(error, FrontError) else InternalError()
+        self._figures.refuse(told)
+        if span is not None:
+            span.failed(told)
 
     async def _prepare(self, request: Any, *, deadline: float | None, once: bool) -> PreparedRequest:
         serving = self._checked(request)
@@ -219,14 +219,15 @@ def _prepared(request: Any, prompt: "array[int]", kind: str, serving: Serving, g
     submit.request_id = request.request_id or uuid.uuid4().hex
     if request.scheduling.resume_grace_ms:
         _make_resumable(submit, request)
-    return _described(request, submit, prompt, kind, serving.model)
+    return _described(request, submit, prompt, kind, serving.model, stop_token_ids)
 
 
 def resumed(submit: Any, model: ServedModel) -> PreparedRequest:
     """A request that was submitted before, maybe by another front."""
     options = generation_pb2.GenerateRequest.FromString(submit.front_options)
     prompt = read_ints(submit.prompt_token_ids, "prompt_token_ids")
-    return _described(options, submit, prompt, "prompt", model)
+    stop_token_ids = frozenset(read_ints(submit.stop_token_ids, "stop_token_ids"))
+    return _described(options, submit, prompt, "prompt", model, stop_token_ids)
 
 
 def _make_resumable(submit: Any, request: Any) -> None:
@@ -240,7 +241,9 @@ def _make_resumable(submit: Any, request: Any) -> None:
     submit.front_options = options.SerializeToString()
 
 
-def _described(request: Any, submit: Any, prompt: "array[int]", kind: str, model: ServedModel) -> PreparedRequest:
+def _described(
+    request: Any, submit: Any, prompt: "array[int]", kind: str, model: ServedModel, stop_token_ids: frozenset[int]
+) -> PreparedRequest:
     """A submission with what its front must know; of the request only what concerns stops and output is looked at."""
     stop, output = request.stop, request.output
     return PreparedRequest(
@@ -252,7 +255,7 @@ def _described(request: Any, submit: Any, prompt: "array[int]", kind: str, model
         stops=StopStrings(list(stop.stop)) if stop.stop else None,
         include_stop=stop.include_stop,
         min_tokens=stop.min_tokens,
-        stop_token_ids=frozenset(read_ints(submit.stop_token_ids, "stop_token_ids")),
+        stop_token_ids=stop_token_ids,
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
         wants_text=output.text if output.HasField("text") else True,
         wants_token_ids=output.token_ids,

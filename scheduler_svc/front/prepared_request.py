@@ -44,13 +44,13 @@ class PreparedRequest:
 
     def outputs(self) -> list[Output]:
         """A fresh output for each index."""
-        detokenizer = None
+        first = None
         if self.wants_text or self.stops is not None:
-            detokenizer = self.model.detokenizer(self.prompt, skip_special_tokens=self.skip_special_tokens)
+            first = self.model.detokenizer(self.prompt, skip_special_tokens=self.skip_special_tokens)
         return [
             Output(
                 index,
-                None if detokenizer is None else detokenizer.copy(),
+                first if first is None or index == 0 else first.copy(),
                 None if self.stops is None else StopMatcher(self.stops),
                 stop_token_ids=self.stop_token_ids,
                 include_stop=self.include_stop,

@@ -28,19 +28,25 @@ def row_options(request: Any, model: ServedModel, stop_token_ids: frozenset[int]
         presence_penalty=sampling.presence_penalty,
         repetition_penalty=_repetition_penalty(sampling, model),
     )
-    biases = sorted((token_id, bias) for token_id, bias in sampling.logit_bias.items() if bias)
-    options.bias_token_ids = ints([token_id for token_id, _ in biases])
-    options.biases = floats([bias for _, bias in biases])
-    options.allowed_token_ids = ints(sorted(set(sampling.allowed_token_ids)))
-    words = [word for place, text in enumerate(sampling.bad_words) for word in _words(text, place, model)]
-    options.bad_words = b"".join(ints([len(word), *word]) for word in words)
+    words: list[tuple[int, ...]] = []
+    # Few requests have any of these, and even to make nothing of each takes its time.
+    if sampling.logit_bias:
+        biases = sorted((token_id, bias) for token_id, bias in sampling.logit_bias.items() if bias)
+        options.bias_token_ids = ints([token_id for token_id, _ in biases])
+        options.biases = floats([bias for _, bias in biases])
+    if sampling.allowed_token_ids:
+        options.allowed_token_ids = ints(sorted(set(sampling.allowed_token_ids)))
+    if sampling.bad_words:
+        words = [word for place, text in enumerate(sampling.bad_words) for word in _words(text, place, model)]
+        options.bad_words = b"".join(ints([len(word), *word]) for word in words)
     if min_tokens and stop_token_ids:
         options.min_tokens = min_tokens
         options.stop_token_ids = ints(sorted(stop_token_ids))
     for name in ("logprobs", "prompt_logprobs"):
         if request.output.HasField(name):
             setattr(options, name, getattr(request.output, name))
-    _check_choice(sampling.allowed_token_ids, words, stop_token_ids if min_tokens else frozenset())
+    if sampling.allowed_token_ids:
+        _check_choice(sampling.allowed_token_ids, words, stop_token_ids if min_tokens else frozenset())
     return options
 
 
@@ -66,7 +72,7 @@ def _words(text: str, place: int, model: ServedModel) -> list[tuple[int, ...]]:
 
 def _check_choice(allowed: Any, words: Sequence[tuple[int, ...]], masked: frozenset[int]) -> None:
     forbidden = {word[0] for word in words if len(word) == 1} | masked
-    if allowed and forbidden.issuperset(allowed):
+    if forbidden.issuperset(allowed):
         raise InvalidRequestError.at(
             "sampling.allowed_token_ids", "bad words and min_tokens leave none of them to choose"
         )

@@ -152,6 +152,7 @@ class StreamWriter:
             await self._write_all()
         finally:
             self._guard.close()
+            self._live.on_failure = None  # a cycle, which would keep the request until the collector comes by
 
     async def _write_all(self) -> None:
         live, loop = self._live, asyncio.get_running_loop()

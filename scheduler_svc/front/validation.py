@@ -185,7 +185,8 @@ def _check_sampling(sampling: Any, model: ServedModel, bad: Violations) -> None:
             bad.unless(inside, f"sampling.{name}", f"must lie in [{low:g}, {high:g}]")
     if sampling.HasField("repetition_penalty"):
         bad.unless(0.0 < sampling.repetition_penalty <= 10.0, "sampling.repetition_penalty", "must lie in (0, 10]")
-    _check_choices(sampling, model, bad)
+    if sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_words:
+        _check_choices(sampling, model, bad)
 
 
 def _check_choices(sampling: Any, model: ServedModel, bad: Violations) -> None:

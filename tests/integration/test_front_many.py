@@ -1,6 +1,7 @@
 """GenerateMany: many requests over one stream."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from support.fake_scheduler import FakeScheduler
 from support.front_stack import FrontStack, front_stack
 
 from scheduler_svc.front import many
+from scheduler_svc.front.live_request import LiveRequest
 
 
 def start(request_id: str, **fields: Any) -> Any:
@@ -174,6 +176,23 @@ async def test_what_is_no_request_among_others_ends_the_stream() -> None:
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         await scheduler.wait_for(lambda: len(scheduler.cancels) == 1)
         assert stack.front.link.num_live == 0
+
+
+async def test_ended_requests_are_let_go_without_the_collector() -> None:
+    scheduler = FakeScheduler(lambda submit: [[65, 257]])
+    async with front_stack(scheduler) as stack:
+        gc.collect()
+        gc.disable()
+        try:
+            await run(stack, [together("a", "b"), start("c")], Collected())
+            async for _ in stack.generation.Generate(start("d").start, timeout=20):
+                pass
+            await stack.front.in_flight.wait_idle(5)
+            kept = [each for each in gc.get_objects() if isinstance(each, LiveRequest)]
+            assert len(scheduler.submits) == 4
+            assert not kept
+        finally:
+            gc.enable()
 
 
 async def test_an_entrys_delay_makes_fewer_messages_and_loses_nothing() -> None:
