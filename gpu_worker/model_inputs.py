@@ -88,6 +88,8 @@ class DeviceRows:
             self._staging = PinnedRing(len(self._buffer))
             self._image = np.empty(len(self._buffer), dtype=np.uint8)
             self._kept: dict[StepShape, StepInputs] = {}
+            self._kept_columns: dict[StepShape, Columns] = {}
+            """The same shapes' columns of the image."""
             self._last: tuple[StepShape, Columns, int] | None = None
 
     def restore(self) -> None:
@@ -126,6 +128,7 @@ class DeviceRows:
     def keep(self, inputs: StepInputs) -> None:
         """Make a shape's inputs once and for all: a graph was captured for it."""
         self._kept[inputs.shape] = inputs
+        self._kept_columns[inputs.shape] = _layout_of(inputs.shape).on_host(self._image)
 
     def _fill_image(self, work: StepWork, shape: StepShape, layout: "_Layout") -> None:
         """The step's columns in plain memory, where those of the step before are, so that a step that continues it only
@@ -135,7 +138,7 @@ class DeviceRows:
             columns = last[1]
             move_columns(columns, self._rows, work.decode_rows)
         else:
-            columns = layout.on_host(self._image)
+            columns = self._kept_columns.get(shape) or layout.on_host(self._image)
             fill_columns(columns, self._rows, work, shape)
         self._last = (shape, columns, work.number)
 

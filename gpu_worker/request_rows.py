@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows, RowOptions, int32s
+from gpu_worker.batch_plan import BatchPlan, Floats, Int32s, NewRows, RowOptions, int32s
 from gpu_worker.errors import PlanRefusedError
 from gpu_worker.shared_groups import SharedGroups, SharedWork
 
@@ -28,8 +28,9 @@ MAX_LOGPROBS = 20
 """Likeliest tokens a row may ask for at each position."""
 
 
-_FEW_IDS, _VERY_FEW_IDS = 1024, 64
-"""So many a set tells apart in less time than an array, and a list has its least and greatest of."""
+_FEW_IDS, _VERY_FEW = 1024, 32
+"""So many ids a set tells apart in less time than an array, and so many numbers a loop judges."""
+_LEAST, _MOST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +313,8 @@ class RequestRows:
         page_size = self.limits.page_size
         if (self.num_pages[rows] * page_size < ends).any():
             raise PlanRefusedError("a row has too few pages for the tokens it computes")
+        if len(rows) == 1:
+            return  # the pages of one row are distinct
         firsts = starts // page_size
         counts = (ends - 1) // page_size - firsts + 1
         columns = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts - firsts, counts)
@@ -323,17 +326,17 @@ class RequestRows:
 def _check_new_rows(new: NewRows, limits: RowLimits) -> None:
     _check_ids("new_rows", new.rows, limits.max_num_seqs)
     _check_range("token_ids", new.token_ids, limits.vocab_size)
-    if int(new.num_token_ids.max()) > limits.max_model_len:
+    if not _all_within(new.num_token_ids, 0, limits.max_model_len):
         raise PlanRefusedError(f"new_rows: more than {limits.max_model_len} tokens")
-    if int(new.num_prompt_tokens.min()) < 1 or (new.num_prompt_tokens > new.num_token_ids).any():
+    if not _all_within(new.num_prompt_tokens, 1, _MOST) or (new.num_prompt_tokens > new.num_token_ids).any():
         raise PlanRefusedError("new_rows: num_prompt_tokens does not fit num_token_ids")
-    if int(new.num_cached_tokens.min()) < 0 or (new.num_cached_tokens >= new.num_token_ids).any():
+    if not _all_within(new.num_cached_tokens, 0, _MOST) or (new.num_cached_tokens >= new.num_token_ids).any():
         raise PlanRefusedError("new_rows: at least one token must be left to compute")
-    if int(new.output_indices.min()) < 0 or int(new.top_ks.min()) < 0:
+    if not (_all_within(new.output_indices, 0, _MOST) and _all_within(new.top_ks, 0, _MOST)):
         raise PlanRefusedError("new_rows: a negative output index or top_k")
-    if not (np.isfinite(new.temperatures) & (new.temperatures >= 0)).all():
+    if not _all_within(new.temperatures, 0, _MOST):
         raise PlanRefusedError("new_rows: a temperature that is negative or not finite")
-    if not ((new.top_ps > 0) & (new.top_ps <= 1) & (new.min_ps >= 0) & (new.min_ps <= 1)).all():
+    if not (_all_within(new.top_ps, _LEAST, 1) and _all_within(new.min_ps, 0, 1)):
         raise PlanRefusedError("new_rows: top_p or min_p out of range")
     for position, options in new.options.items():
         if position >= len(new.rows):
@@ -356,9 +359,15 @@ def _check_options(options: RowOptions, vocab_size: int) -> None:
 
 
 def _check_range(name: str, ids: Int32s, size: int) -> None:
-    few = ids.tolist() if len(ids) < _VERY_FEW_IDS else (int(ids.min()), int(ids.max()))
-    if min(few) < 0 or max(few) >= size:
+    if not _all_within(ids, 0, size - 1):
         raise PlanRefusedError(f"{name}: an id outside 0..{size - 1}")
+
+
+def _all_within(values: Int32s | Floats, least: float, most: float) -> bool:
+    """Whether each lies in [least, most]; what is no number lies nowhere."""
+    if len(values) < _VERY_FEW:
+        return all(least <= value <= most for value in values.tolist())
+    return bool(((values >= least) & (values <= most)).all())
 
 
 def _check_ids(name: str, ids: Int32s, size: int) -> None:
