@@ -7,6 +7,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from struct import unpack
 
 HASH_BYTES = 16
 INT, LONG, FLOAT = "i", "Q", "f"
@@ -98,7 +99,7 @@ def read_hashes(content: bytes, name: str) -> list[bytes]:
     """
     if len(content) % HASH_BYTES:
         raise ColumnError(f"{name}: {len(content)} bytes are no whole number of hashes")
-    return [content[start : start + HASH_BYTES] for start in range(0, len(content), HASH_BYTES)]
+    return list(unpack(f"{HASH_BYTES}s" * (len(content) // HASH_BYTES), content))
 
 
 def equal_lengths(**columns: Sequence[object] | bytes) -> None:
