@@ -1,6 +1,7 @@
 """The offline API's values: names that become flags and options, names that are refused, outputs of failed prompts."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -14,7 +15,7 @@ from pagewire_client import (
     StructuredOutputsParams,
 )
 from pagewire_client.engine_arguments import stack_arguments
-from pagewire_client.options import text_request
+from pagewire_client.options import text_request, token_ids_of
 from pagewire_client.request_output import request_output
 from pagewire_client.results import FinishReason, Output, Summary, Timings, Usage
 from pagewire_client.stack import worker_commands
@@ -120,6 +121,15 @@ def test_outputs_have_the_known_names(told: str | int | None, shown: str | int |
     assert (result.prompt, result.prompt_token_ids, result.num_cached_tokens) == ("p", [7, 8], 1)
     only = result.outputs[0]
     assert (only.text, only.token_ids, only.finish_reason, only.stop_reason) == ("t", [1, 2], "stop", shown)
+
+
+def test_ids_of_a_prompt_are_the_callers_own_unless_the_answer_tells_them() -> None:
+    told = _generation(None)
+    untold = replace(told, summary=replace(told.summary, prompt_token_ids=()))
+    for ids in (list(range(5)), list(range(500))):
+        sent = token_ids_of(text_request(ids, {}).token_ids)
+        assert request_output("5", None, ids, None, untold, sent).prompt_token_ids == ids
+        assert request_output("5", None, ids, None, told, sent).prompt_token_ids == [7, 8]
 
 
 def test_a_failed_prompt_has_an_empty_output_and_its_error() -> None:

@@ -21,7 +21,7 @@ from pagewire.v1 import generation_pb2 as pb
 from .engine_arguments import EngineArguments, stack_arguments
 from .errors import InvalidRequestError
 from .model_path import local_model
-from .options import Messages, Prompt, chat_request, text_request
+from .options import Messages, Prompt, chat_request, text_request, token_ids_of
 from .progress import Progress
 from .request_output import RequestOutput, failed_output, request_output
 from .sampling_params import MAX_TOKENS, SamplingParams
@@ -120,20 +120,21 @@ class LLM:
         params = _one_each(sampling_params, len(asked))
         outputs: dict[str, RequestOutput] = {}
         places: dict[str, int] = {}
-        requests: list[pb.GenerateRequest] = []
+        requests: dict[str, pb.GenerateRequest] = {}
         names = [str(next(self._numbers)) for _ in asked]
         for place, (name, (text, prompt)) in enumerate(zip(names, asked, strict=True)):
             request = self._request(name, prompt, params[place], more)
             if isinstance(request, pb.GenerateRequest):
-                requests.append(request)
+                requests[name] = request
                 places[name] = place
             else:
                 outputs[name] = failed_output(name, text, prompt, request)
         with Progress(len(asked), shown=use_tqdm) as progress:
             progress.skip(len(outputs))
-            for name, outcome in self._client.run_many(requests):
+            for name, outcome in self._client.run_many(list(requests.values())):
                 text, prompt = asked[places[name]]
-                outputs[name] = request_output(name, text, prompt, params[places[name]], outcome)
+                ids = token_ids_of(requests[name].token_ids)
+                outputs[name] = request_output(name, text, prompt, params[places[name]], outcome, ids)
                 progress.add(outputs[name])
         failed = [place for place, name in enumerate(names) if outputs[name].error is not None]
         if failed:
@@ -151,7 +152,10 @@ class LLM:
                 options["seed"] = self._seeds.getrandbits(64)
             if more:
                 return chat_request(_plain_messages(prompt), {**options, **more})
-            return text_request(_prompt_of(prompt), options)
+            request = text_request(_prompt_of(prompt), options)
+            if request.HasField("token_ids") and not request.prompt_options.HasField("truncate_prompt_tokens"):
+                request.output.prompt_token_ids = False  # they are the caller's own
+            return request
         except (InvalidRequestError, TypeError) as error:
             return error
 

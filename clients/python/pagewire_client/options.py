@@ -247,6 +247,14 @@ def fill_token_ids(message: pb.TokenIds, prompt: Iterable[Any]) -> None:
     message.packed_ids = ids.tobytes()
 
 
+def token_ids_of(message: pb.TokenIds) -> list[int]:
+    """The ids of a message, however they were written."""
+    ids = array("I", message.packed_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tolist() or list(message.ids)
+
+
 def _extend(target: Message, name: str, values: Iterable[Any], path: str) -> None:
     if isinstance(values, str):
         raise invalid_field(path, "needs a list, not a string")

@@ -56,15 +56,16 @@ def request_output(
     prompt: Any,
     params: SamplingParams | None,
     outcome: Generation | ServerError,
+    token_ids: Sequence[int] = (),
 ) -> RequestOutput:
-    """The value for what a request ended with."""
+    """The value for what a request ended with. ``token_ids`` are its prompt's if the answer does not tell them."""
     if isinstance(outcome, ServerError):
         return failed_output(request_id, text, prompt, outcome)
     stop_ids = () if params is None else params.stop_token_ids or ()
     return RequestOutput(
         request_id=request_id,
         prompt=text,
-        prompt_token_ids=list(outcome.summary.prompt_token_ids),
+        prompt_token_ids=list(outcome.summary.prompt_token_ids or token_ids),
         outputs=[_completion(output, stop_ids) for output in outcome.outputs],
         num_cached_tokens=outcome.usage.cached_tokens,
         metrics=outcome.summary.timings,
