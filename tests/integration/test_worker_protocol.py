@@ -124,6 +124,25 @@ def test_the_hello_is_repeated_in_the_same_epoch_until_welcomed(wire: WireSchedu
     assert (beat.session, beat.epoch, beat.step_id) == (wire.session, wire.epoch, 0)
 
 
+def test_a_loop_without_work_sleeps(
+    wire: WireScheduler, worker: WorkerThread, tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire.join()
+    serve_one(wire, tiny)
+    looks: list[float] = []
+    attend = SchedulerLink.attend
+
+    def counted(link: SchedulerLink, seconds: float) -> None:
+        looks.append(seconds)
+        attend(link, seconds)
+
+    wire.await_frame(lambda frame: frame.WhichOneof("body") == "heartbeat")
+    monkeypatch.setattr(SchedulerLink, "attend", counted)
+    for _ in range(3):
+        wire.await_frame(lambda frame: frame.WhichOneof("body") == "heartbeat")
+    assert len(looks) <= 20
+
+
 def test_a_retryable_refusal_is_tried_again_and_a_final_one_ends_it(wire: WireScheduler, parts: startup.Parts) -> None:
     worker = WorkerThread(parts, wire.endpoint)
     wire.await_hello()
