@@ -9,7 +9,8 @@ waited was read.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,7 @@ class Engine:
         self._plan(now)
         self._apply_worker_events(self.workers.flush(now), now)
         self.fronts.flush(now)
+        self._tell_names(now)
         self._more_waits = not caught_up
         if sources and (has_requests or len(self.desk.requests)):
             self._polling.had_work(now)
@@ -309,31 +311,40 @@ class Engine:
         self._apply_worker_events(self.workers.give_up(worker_id, f"the scheduler failed to {doing}", now), now)
 
     def _plan(self, now: float) -> None:
+        """Plans until the workers have their steps in flight or there is nothing to do."""
         for worker_id in self.workers.worker_ids:
-            self._plan_worker(worker_id, now)
+            with self._guarded(worker_id, "plan", now):
+                while self._plan_step(worker_id, now):
+                    pass
 
-    def _plan_worker(self, worker_id: WorkerId, now: float) -> None:
-        """Plans until the worker has its steps in flight or there is nothing to do."""
+    def _tell_names(self, now: float) -> None:
+        """Of pages whose names no plan tells, as there is none: what nobody waits for comes last."""
+        for worker_id in self.workers.worker_ids:
+            with self._guarded(worker_id, "tell names", now):
+                names = self.core.take_names(worker_id, now)
+                if names is not None:
+                    self.workers.send_names(names, now)
+
+    @contextmanager
+    def _guarded(self, worker_id: WorkerId, doing: str, now: float) -> Iterator[None]:
+        """What fails in it fails the worker, unless it is a rule of the core that is broken."""
         try:
-            while self._plan_step(worker_id, now):
-                pass
-            names = self.core.take_names(worker_id, now)
-            if names is not None:
-                self.workers.send_names(names, now)
+            yield
         except InvariantViolation:
             raise
         except Exception:
-            self._fail_worker(worker_id, "plan", now)
+            self._fail_worker(worker_id, doing, now)
 
     def _plan_step(self, worker_id: WorkerId, now: float) -> bool:
         began = self._clock()
         plan, events = self.core.plan(worker_id, now)
+        seconds = self._clock() - began
         if plan is not None:
-            self.desk.metrics.steps.planned(plan, self._clock() - began, now)
             admitted = [self.desk.requests.output(each.key) for each in events if isinstance(each, Admitted)]
             if admitted:
                 self._admitted[worker_id][plan.step_id] = [output for output in admitted if output is not None]
             self.workers.send_plan(plan, now)
+            self.desk.metrics.steps.planned(plan, seconds, now)
         if events:
             self.desk.deliver(events, now)
         return plan is not None
