@@ -2,6 +2,8 @@
 token for token; in bfloat16 close to it."""
 
 import hashlib
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,18 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from pagewire_kernels.reference import dequantize
 from support.float8_files import FLOAT8, write_float8
 from support.plan_driver import Generation, generate
 from support.quantized_files import PROJECTIONS, Scheme, awq, compressed, edit_json, edit_tensors, gptq, write_quantized
 from support.thread_ranks import SETTINGS
-from support.tiny_models import greedy, random_prompt
+from support.tiny_models import greedy, random_prompt, write_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpu_worker import startup
 from gpu_worker.config import WorkerConfig
 from gpu_worker.errors import ConfigError, ModelLoadError
+from gpu_worker.weights.open import open_checkpoint
 
 LENGTHS = (1, 17, 40)
 MAX_TOKENS = 10
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "quantized"
 
 
 def with_head(name: str) -> bool:
@@ -122,3 +128,23 @@ def test_two_loads_hold_the_same(tmp_path: Path) -> None:
         for _ in range(2)
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FIXTURES.iterdir()))
+def test_checkpoints_of_the_real_tools_give_the_tokens_of_their_weights(tmp_path: Path, name: str) -> None:
+    """Their weights are the tools' own, as ``test_quantized_fixtures.py`` shows."""
+    shutil.copytree(FIXTURES / name, tmp_path, dirs_exist_ok=True)
+    write_tokenizer(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    del fields["quantization_config"]
+    reference = LlamaForCausalLM(LlamaConfig.from_dict(fields)).float().eval()
+    weights = {each: checkpoint.read(each).float() for each in checkpoint.names()}
+    for module in checkpoint.quantized_modules:
+        weight = checkpoint.read_quantized(module, *reference.get_submodule(module).weight.shape, torch.device("cpu"))
+        weights[f"{module}.weight"] = dequantize(weight, torch.float32)
+    reference.load_state_dict(weights, strict=False)
+    generations = [Generation(prompt=random_prompt(length), max_tokens=MAX_TOKENS) for length in LENGTHS]
+    generate(build(tmp_path).runner, generations, chunk=16)
+    for generation in generations:
+        assert generation.output == greedy(reference, generation.prompt, MAX_TOKENS)
