@@ -22,11 +22,6 @@ class Polling:
         """As long as this machine's processors allow."""
         return cls(POLLING_SECONDS if len(os.sched_getaffinity(0)) >= _MANY_CORES else 0.0)
 
-    @property
-    def is_allowed(self) -> bool:
-        """Whether it ever looks at once."""
-        return self._seconds > 0
-
     def had_work(self, now: float) -> None:
         self._until = now + self._seconds
 

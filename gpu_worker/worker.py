@@ -22,7 +22,7 @@ from gpu_worker.published_pages import Inventory, PublishedPages
 from gpu_worker.scheduler_link import Joined, Left, LinkEvent, Refused
 
 CLEAN_EXIT, FAILED_EXIT = 0, 1
-_MOST_SLEEP, _SLEEP_IN_FLIGHT = 1.0, 0.001
+_MOST_SLEEP = 1.0
 Events = queue.SimpleQueue[LinkEvent]
 
 
@@ -101,9 +101,8 @@ class Worker:
         now = time.monotonic()
         if self._launched:
             polling.had_work(now)
-        if polling.looks_again(now):
-            return 0.0
-        return _SLEEP_IN_FLIGHT if self._launched else _MOST_SLEEP
+            return 0.0  # on any machine: waiting for the device spins, too
+        return 0.0 if polling.looks_again(now) else _MOST_SLEEP
 
     def _send_results(self) -> None:
         """Of the steps that are done, in their order. Raises DeviceLostError."""
