@@ -28,8 +28,9 @@ from scheduler_svc.front.validation import LONGEST_MS
 log = structlog.get_logger("pagewire.front")
 
 WINDOW = 1024
-REQUESTS_A_TURN = 8
-"""So many of one message are started before others on the loop have their turn, the link to the scheduler too."""
+TURN_BYTES, LEAST_BYTES = 64 * 1024, 4096
+"""Requests of one message that are started before others on the loop have their turn, the link to the scheduler too;
+none counts for less."""
 MAX_MESSAGE_BYTES = 256 * 1024
 """A message is closed once it is larger."""
 EARLY_SHARE = 0.25
@@ -111,9 +112,12 @@ class ManyStream:
                 await self._room_for_one()
                 error = InvalidRequestError.at("action", "one of start and cancel_request_id must be set")
                 self._note(self._enter(message.start), error)
-            for place, content in enumerate(message.starts, start=1):
+            num_bytes = 0
+            for content in message.starts:
                 await self._start(_request(content), message)
-                if place % REQUESTS_A_TURN == 0:
+                num_bytes += max(len(content), LEAST_BYTES)
+                if num_bytes >= TURN_BYTES:
+                    num_bytes = 0
                     await asyncio.sleep(0)
 
     async def _room_for_one(self) -> None:
