@@ -1,5 +1,6 @@
 """Any request whatever: no crash, exactly one ending, the stream equal to the unary answer; any bytes: a status."""
 
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,6 +124,9 @@ chat = message(
     add_generation_prompt=sometimes(st.booleans()),
     template_variables=sometimes(st.dictionaries(texts, st.sampled_from(["1", "{", '"a"']), max_size=2)),
 )
+packed_ids = st.one_of(
+    st.binary(max_size=9), st.binary(min_size=1).map(lambda found: array("I", list(found)).tobytes())
+)
 prompts = st.one_of(
     st.fixed_dictionaries({"text": texts}),
     st.fixed_dictionaries({"text": st.text(min_size=1, max_size=60)}),
@@ -130,6 +134,7 @@ prompts = st.one_of(
         {"token_ids": st.lists(st.integers(0, 255), min_size=1).map(lambda found: pb.TokenIds(ids=found))}
     ),
     st.fixed_dictionaries({"token_ids": ids.map(lambda found: pb.TokenIds(ids=found))}),
+    st.fixed_dictionaries({"token_ids": packed_ids.map(lambda found: pb.TokenIds(packed_ids=found))}),
     st.fixed_dictionaries({"chat": chat}),
     st.just({}),
 )

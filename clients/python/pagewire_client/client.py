@@ -165,6 +165,8 @@ class Client:
     ) -> Iterator[tuple[str, Generation | ServerError]]:
         """Runs requests with ids of their own over one stream; yields (id, outcome) in the order in which they end.
 
+        A list goes out at once, in few messages; of anything else each goes out when it comes.
+
         Raises: ServerError if the stream as a whole breaks.
         """
         deadline = self._timeout if timeout is None else timeout
