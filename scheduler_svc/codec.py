@@ -278,7 +278,7 @@ def _write_new_rows(message: Any, rows: Sequence[NewRow]) -> None:
     message.rows = columns.ints([row.row for row in rows])
     message.num_prompt_tokens = columns.ints([row.num_prompt_tokens for row in rows])
     message.num_token_ids = columns.ints([len(row.token_ids) for row in rows])
-    message.token_ids = b"".join([columns.ints(row.token_ids) for row in rows])
+    message.token_ids = columns.joined_ints([row.token_ids for row in rows])
     message.num_cached_tokens = columns.ints([row.num_cached_tokens for row in rows])
     message.output_indices = columns.ints([each.output_index for each in sampling])
     message.seeds = columns.longs([each.seed for each in sampling])

@@ -109,14 +109,17 @@ class PagePool:
 
     def share(self, pages: Sequence[PageId]) -> None:
         """Puts full pages into one more table."""
+        refs = self.refs
         for page in pages:
-            if self.refs[page] == 0:
+            count = refs[page]
+            if not count:
                 del self._cached[page]
-            self.refs[page] += 1
+            refs[page] = count + 1
 
     def num_cached_among(self, pages: Sequence[PageId]) -> int:
         """How many of these pages ``share`` would make unavailable."""
-        return sum(1 for page in pages if self.refs[page] == 0)
+        refs = self.refs
+        return [refs[page] for page in pages].count(0)
 
     def publish(self, page: PageId, page_hash: PageHash, parent: PageHash) -> None:
         """Names a held page whose content is complete. If the name is taken the page stays private."""

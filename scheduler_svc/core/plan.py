@@ -132,5 +132,5 @@ class PlanDraft:
         )
 
     def _append(self, row: Row, pages: Sequence[PageId]) -> None:
-        self._append_rows.extend([row] * len(pages))
+        self._append_rows.extend(array("i", (row,)) * len(pages))
         self._append_pages.extend(pages)

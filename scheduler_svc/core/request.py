@@ -264,8 +264,8 @@ class Request:
         self.accepts_tokens = state in _ACCEPTING
 
     def known_tokens(self) -> "array[int]":
-        """Prompt and output, copied."""
-        return self.prompt + self.output
+        """Prompt and output; to be read only."""
+        return self.prompt + self.output if self.output else self.prompt
 
     def names(self, num_pages: int, page_size: int) -> Sequence[PageHash]:
         """Names of its leading full pages, at least ``num_pages`` of them if its tokens known fill so many."""
