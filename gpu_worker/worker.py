@@ -6,7 +6,6 @@ while after, it looks for what comes next without sleeping. On a CPU a step is d
 sent at once, and the link's own thread receives meanwhile.
 """
 
-import collections
 import queue
 import time
 from typing import Protocol
@@ -20,6 +19,7 @@ from gpu_worker.model_runner import StepOutput
 from gpu_worker.polling import Polling
 from gpu_worker.published_pages import Inventory, PublishedPages
 from gpu_worker.scheduler_link import Joined, Left, LinkEvent, Refused
+from gpu_worker.step_results import StepResults
 
 CLEAN_EXIT, FAILED_EXIT = 0, 1
 _MOST_SLEEP = 1.0
@@ -59,8 +59,7 @@ class Worker:
         self._epoch: int | None = None
         self._log = structlog.get_logger()
         self._polling = polling
-        self._launched: collections.deque[StepOutput | StepResult] = collections.deque()
-        """Steps whose results are not sent yet."""
+        self._results = StepResults(self._send, events.put, stands_in=polling is not None)
 
     def run(self) -> int:
         """Say hello and work; returns the process's exit code. Raises HelloRefusedError."""
@@ -90,32 +89,24 @@ class Worker:
 
     def _next_event(self) -> LinkEvent:
         """What the link tells next; results are sent meanwhile. Raises DeviceLostError."""
-        self._send_results()
+        self._results.send_done()
         while self._polling is not None and self._events.empty():
             self._link.attend(self._patience(self._polling))
-            self._send_results()
+            self._results.send_done()
         return self._events.get()
 
     def _patience(self, polling: Polling) -> float:
         """Seconds to sleep if nothing comes."""
         now = time.monotonic()
-        if self._launched:
+        if self._results:
             polling.had_work(now)
             return 0.0  # on any machine: waiting for the device spins, too
         return 0.0 if polling.looks_again(now) else _MOST_SLEEP
 
-    def _send_results(self) -> None:
-        """Of the steps that are done, in their order. Raises DeviceLostError."""
-        while self._launched:
-            step = self._launched[0]
-            if isinstance(step, StepOutput):
-                if not step.is_done:
-                    return
-                step = step.wait()
-            self._launched.popleft()
-            self._link.send(step)
-            if self._polling is not None:
-                self._link.attend(0)  # before anything else is launched
+    def _send(self, result: StepResult) -> None:
+        self._link.send(result)
+        if self._polling is not None:
+            self._link.attend(0)  # before anything else is launched
 
     def _greet(self) -> None:
         """Drop all rows and begin a new epoch."""
@@ -132,11 +123,12 @@ class Worker:
     def _run_plan(self, plan: BatchPlan) -> bool:
         """False if the device is lost."""
         try:
-            output = self._runner.launch(plan)
+            with self._results.launching():
+                output = self._runner.launch(plan)
         except PlanRefusedError as error:
             self._epoch = None
             self._log.error("plan refused", step_id=plan.step_id, reason=str(error))
-            self._launched.append(StepResult(step_id=plan.step_id, epoch=plan.epoch, refusal=str(error)))
+            self._results.put(StepResult(step_id=plan.step_id, epoch=plan.epoch, refusal=str(error)))
             return True
         except DeviceLostError as error:
             self._log.error("device lost", step_id=plan.step_id, reason=str(error))
@@ -144,5 +136,5 @@ class Worker:
         self._published.apply(plan)
         if output.failure is not None:
             self._log.error("step failed", step_id=plan.step_id, reason=output.failure)
-        self._launched.append(output)
+        self._results.put(output)
         return True

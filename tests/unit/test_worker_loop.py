@@ -1,6 +1,7 @@
 """The loop of a worker on a GPU, whose steps end some time after they were launched; as what it did, in order."""
 
 import queue
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,8 @@ class Scene:
         self.events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
         self._script = [*script, Scene.stop]
         self._unsent: list[int] = []
+        self.has_sent = threading.Event()
+        self.on_launch: Callable[[int], object] = lambda step_id: None
 
     def play(self) -> int:
         return Worker(self, self, self.events, Polling(0.0)).run()
@@ -71,6 +74,7 @@ class Scene:
         if self._unsent:
             self.did += [f"sent {step_id}" for step_id in self._unsent]
             self._unsent.clear()
+            self.has_sent.set()
         elif self.events.empty():
             self.did.append("sleeps" if seconds else "looks")
             self._script.pop(0)(self)
@@ -80,6 +84,7 @@ class Scene:
 
     def launch(self, plan: BatchPlan) -> StepOutput:
         self.did.append(f"launches {plan.step_id}")
+        self.on_launch(plan.step_id)
         return Step(plan=plan, sampled_rows=plan.chunk_rows, packed=None, device=self.on_device)
 
 
@@ -109,6 +114,19 @@ def test_a_result_is_sent_before_the_next_step_is_launched() -> None:
     scene = Scene(lambda scene: scene.plan(1), both)
     scene.play()
     assert scene.did[:5] == ["sleeps", "launches 1", "looks", "sent 1", "launches 2"]
+
+
+def test_a_launch_that_takes_long_holds_no_result_back() -> None:
+    scene = Scene(lambda scene: scene.plan(1), lambda scene: scene.plan(2), ended(2))
+
+    def launch(step_id: int) -> None:
+        if step_id == 2:
+            scene.on_device.done.add(1)
+            assert scene.has_sent.wait(10)
+
+    scene.on_launch = launch
+    assert scene.play() == 0
+    assert scene.did[:5] == ["sleeps", "launches 1", "looks", "launches 2", "sent 1"]
 
 
 def test_a_device_that_is_lost_ends_the_worker() -> None:
