@@ -122,7 +122,7 @@ class KeepsFloats(Protocol):
     """A quantised product that many rows would find faster with a copy of the weight in floats."""
 
     num_float_bytes: int
-    """Memory the copy takes."""
+    """Memory the copy takes, less what it takes the place of."""
 
     def keep_floats(self) -> None:
         """Make the copy and keep it; ``num_bytes`` counts it then."""

@@ -5,7 +5,7 @@ import torch
 from pagewire_kernels import QuantizedWeight
 from pagewire_kernels.reference import DequantizedProduct
 from pagewire_kernels.triton import TritonKernels
-from pagewire_kernels.triton.float8_linear import LARGEST, Float8Product
+from pagewire_kernels.triton.float8_linear import LARGEST, Float8Product, Float8WeightProduct
 from pagewire_kernels.triton.fragment_linear import FragmentTiles, fragment_linear
 from pagewire_kernels.triton.packed_weight import PackedWeight, pack_weight
 from pagewire_kernels.triton.quantized_linear import PackedProduct
@@ -154,17 +154,21 @@ def test_float8_products(kernels: TritonKernels, in_blocks: bool, input_scale: f
 def test_float8_weights_alone_leave_inputs_as_they_are(
     kernels: TritonKernels, in_blocks: bool, dtype: torch.dtype
 ) -> None:
-    """Ten times as near to the exact product as inputs in float8 come, from codes of a byte."""
+    """Ten times as near to the exact product as inputs in float8 come, from codes or floats in their place."""
     for num_outputs, num_inputs in ((1024, 2048), (208, 1536), (72, 1000)):
         weight = float8_weight(num_outputs, num_inputs, 128 if in_blocks else num_inputs, rounds_inputs=False)
         product = kernels.prepare_quantized(weight, dtype)
-        assert isinstance(product, Float8Product)
+        assert isinstance(product, Float8WeightProduct)
         assert product.num_bytes < 1.1 * num_outputs * num_inputs
         exact = DequantizedProduct(weight, torch.float32)
         bias = torch.randn(num_outputs, device="cuda", dtype=dtype)
-        for rows in (1, 3, 17, 100, 300):
+        for rows in (1, 3, 17, 100, 300, 301):
+            if rows == 301:
+                before = product.num_bytes
+                product.keep_floats()
+                assert product.num_bytes == before + num_outputs * num_inputs
             x = torch.randn(rows, num_inputs * 2, device="cuda", dtype=dtype)[:, ::2]
             for bias_or_none in (bias, None):
                 expected = exact(x.float(), None if bias_or_none is None else bias_or_none.float())
                 error = (product(x, bias_or_none).float() - expected).norm(dim=1) / expected.norm(dim=1)
-                assert float(error.max()) < 0.004, (rows, float(error.max()))
+                assert float(error.max()) < 0.005, (rows, float(error.max()))

@@ -12,7 +12,7 @@ from pagewire_kernels.interface import AttentionBatch, QkNorm, QuantizedProduct,
 from pagewire_kernels.quantized import QuantizedWeight
 from pagewire_kernels.reference import DequantizedProduct
 from pagewire_kernels.triton import skinny_linear
-from pagewire_kernels.triton.float8_linear import Float8Product
+from pagewire_kernels.triton.float8_linear import float8_product
 from pagewire_kernels.triton.paged_chunk import paged_chunk
 from pagewire_kernels.triton.paged_decode import paged_decode
 from pagewire_kernels.triton.quantized_linear import PackedProduct, Scratch
@@ -76,7 +76,7 @@ class TritonKernels:
         """Packed, or float8 as it is, where that is possible; else as floats."""
         try:
             if weight.is_float8:
-                return Float8Product(weight, dtype)
+                return float8_product(weight, dtype)
             return PackedProduct(weight, dtype, self._zeros(_NUM_COUNTERS, weight.codes.device), self._scratch)
         except ValueError:
             return DequantizedProduct(weight, dtype)
