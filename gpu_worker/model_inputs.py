@@ -209,8 +209,9 @@ def _layout(num_tokens: int, num_sequences: int, num_sampling: int, num_shared_t
         ("top_p", np.float32, num_sampling),
         ("min_p", np.float32, num_sampling),
         ("shared_lens", np.int32, num_sharing),
+        ("shared_parts", np.int32, num_sharing),
         ("shared_members", np.int32, num_sharing),
-        ("shared_tiles", np.int32, 3 * num_shared_tiles),
+        ("shared_tiles", np.int32, 5 * num_shared_tiles),
     )
     spans, start = {}, 0
     for name, dtype, count in columns:
@@ -254,8 +255,9 @@ def _view(memory: torch.Tensor, layout: _Layout, shape: StepShape) -> StepInputs
         sampled_rows=parts["sampled_rows"],
         shared=SharedPrefixes(
             shared_lens=parts["shared_lens"],
+            shared_parts=parts["shared_parts"],
             members=parts["shared_members"],
-            tiles=parts["shared_tiles"].view(-1, 3),
+            tiles=parts["shared_tiles"].view(-1, 5),
         )
         if shape.num_shared_tiles
         else None,
@@ -294,6 +296,7 @@ def fill_columns(columns: Columns, rows: RequestRows, work: StepWork, shape: Ste
     if shape.num_shared_tiles:
         shared = work.shared or NO_SHARED_WORK
         _pad(columns["shared_lens"], shared.shared_lens, 0)
+        _pad(columns["shared_parts"], shared.shared_parts, 0)
         _pad(columns["shared_members"], shared.members, 0)
         _pad(columns["shared_tiles"], shared.tiles.ravel(), 0)
 

@@ -7,7 +7,7 @@ the scheduler; here is only kept who belongs together. A row is in one group at 
 from dataclasses import dataclass
 
 import numpy as np
-from pagewire_kernels import SHARED_TILE_ROWS
+from pagewire_kernels import MAX_SHARED_PARTS, SHARED_TILE_ROWS
 
 from gpu_worker.batch_plan import BatchPlan, Int32s, empty_column
 from gpu_worker.errors import PlanRefusedError
@@ -18,9 +18,16 @@ MIN_SAVED_TOKENS = 8192
 """Tokens not read by a step from which the additional kernel pays."""
 
 
+TARGET_TILES = 16
+"""Of a step: with 8 key/value heads as many programs as an H200 has processors."""
+PART_TOKENS = 64
+"""Parts of shared tokens are multiples of this."""
+MIN_PART_TOKENS = 128
+
+
 def max_tiles(num_decodes: int) -> int:
     """Tiles that any groups of so many rows need."""
-    return num_decodes // SHARED_TILE_ROWS + MAX_GROUPS
+    return num_decodes // SHARED_TILE_ROWS + MAX_GROUPS + TARGET_TILES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +36,12 @@ class SharedWork:
 
     shared_lens: Int32s
     """Of each decoding row: leading tokens that its tile reads for it; 0: none."""
+    shared_parts: Int32s
+    """Of each decoding row: parts that these are cut into."""
     members: Int32s
     """Sequences, group after group."""
     tiles: Int32s
-    """[tiles, 3]: first place in ``members``, number of members, shared tokens."""
+    """[tiles, 5]: first place in ``members``, number of members, first token, end of the tokens, number of the part."""
 
 
 class SharedGroups:
@@ -77,18 +86,42 @@ class SharedGroups:
         saved = (counts - 1) * lens
         if int(saved.sum()) < MIN_SAVED_TOKENS:
             return None
+        taken = [group for group in np.argsort(-saved, kind="stable")[:MAX_GROUPS].tolist() if counts[group] > 1]
+        part_tokens = _part_tokens(lens[taken], counts[taken])
         shared_lens = np.zeros(len(decode_rows), dtype=np.int32)
-        tiles: list[tuple[int, int, int]] = []
-        for group in np.argsort(-saved, kind="stable")[:MAX_GROUPS].tolist():
-            start, count, shared = int(starts[group]), int(counts[group]), int(lens[group])
-            if count < 2:
-                continue
-            shared_lens[sequences[start : start + count]] = shared
-            firsts = range(0, count, SHARED_TILE_ROWS)
-            tiles.extend((start + first, min(SHARED_TILE_ROWS, count - first), shared) for first in firsts)
+        shared_parts = np.zeros(len(decode_rows), dtype=np.int32)
+        tiles: list[tuple[int, int, int, int, int]] = []
+        for group, length in zip(taken, part_tokens, strict=True):
+            start, end, shared = int(starts[group]), int(starts[group] + counts[group]), int(lens[group])
+            shared_lens[sequences[start:end]] = shared
+            shared_parts[sequences[start:end]] = -(-shared // length)
+            tiles.extend(
+                (first, min(SHARED_TILE_ROWS, end - first), begin, min(begin + length, shared), part)
+                for first in range(start, end, SHARED_TILE_ROWS)
+                for part, begin in enumerate(range(0, shared, length))
+            )
         return SharedWork(
-            shared_lens=shared_lens, members=sequences, tiles=np.array(tiles, dtype=np.int32).reshape(-1, 3)
+            shared_lens=shared_lens,
+            shared_parts=shared_parts,
+            members=sequences,
+            tiles=np.array(tiles, dtype=np.int32).reshape(-1, 5),
         )
 
 
-NO_SHARED_WORK = SharedWork(shared_lens=empty_column(), members=empty_column(), tiles=empty_column().reshape(-1, 3))
+def _part_tokens(lens: Int32s, counts: Int32s) -> list[int]:
+    """Tokens of one part of each group: about TARGET_TILES tiles in all, or one for each SHARED_TILE_ROWS members."""
+    tokens = int((-(-counts // SHARED_TILE_ROWS) * lens).sum())
+    least = max(MIN_PART_TOKENS, -(-tokens // TARGET_TILES))
+    parts = np.minimum(-(-lens // least), MAX_SHARED_PARTS)
+    return [
+        -(-length // (number * PART_TOKENS)) * PART_TOKENS
+        for length, number in zip(lens.tolist(), parts.tolist(), strict=True)
+    ]
+
+
+NO_SHARED_WORK = SharedWork(
+    shared_lens=empty_column(),
+    shared_parts=empty_column(),
+    members=empty_column(),
+    tiles=empty_column().reshape(-1, 5),
+)

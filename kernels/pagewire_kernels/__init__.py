@@ -1,6 +1,7 @@
 """Pagewire's kernels: one interface, a Triton set for GPUs, a CPU set, and plain torch as the definition of correct."""
 
 from pagewire_kernels.interface import (
+    MAX_SHARED_PARTS,
     SHARED_TILE_ROWS,
     AttentionBatch,
     KeepsFloats,
@@ -13,6 +14,7 @@ from pagewire_kernels.interface import (
 from pagewire_kernels.quantized import QuantizedWeight
 
 __all__ = [
+    "MAX_SHARED_PARTS",
     "SHARED_TILE_ROWS",
     "AttentionBatch",
     "KeepsFloats",

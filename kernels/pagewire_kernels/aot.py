@@ -15,6 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from pagewire_kernels.interface import MAX_SHARED_PARTS, SHARED_TILE_ROWS
 from pagewire_kernels.triton import (
     float8_linear,
     fragment_linear,
@@ -104,29 +105,32 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
     page_size = {"PAGE_SIZE": shape.page_size}
     group = shape.num_heads // shape.num_kv_heads
 
-    tiles = launch.decode_tiles(group, shape.dtype, hip)
-    splits = {"NUM_SPLITS": 8, "MIN_SPLIT": launch.MIN_SPLIT_TOKENS, "ROWS": tiles.rows, "TILE": tiles.tokens}
-    tile_tokens = shared_prefix.tile_tokens(shape.dtype)
-    shared_tile = {"SHARED_SPLITS": shared_prefix.SHARED_SPLITS, "MIN_SHARED_SPLIT": shared_prefix.MIN_SHARED_SPLIT}
-    shared_tile |= {"SHARED_TILE": tile_tokens}
+    group_rows = launch.next_power_of_two(group)
     partials = {"partial_ptr": "*fp32", "log_sum_ptr": "*fp32", "counters_ptr": "*i32"}
-    yield Build(
-        f"paged_decode[{shape.name}]",
-        paged_decode.paged_decode_kernel,
-        {**pages, **partials, "scale": "fp32", "page_table_stride": "i32", "shared_lens_ptr": "*i32"},
-        {**heads, **q_stride, **page_size, **splits, **shared_tile, "NUM_STAGES": tiles.num_stages} | {"PDL": not hip},
-        tiles.num_warps,
-    )
+    for name, splits, shared_slots in (("", 8, 0), (" behind a prefix", 1, MAX_SHARED_PARTS)):
+        tiles = launch.decode_tiles(group, shape.dtype, hip, shares=shared_slots > 0)
+        yield Build(
+            f"paged_decode[{shape.name}]{name}",
+            paged_decode.paged_decode_kernel,
+            {**pages, **partials, "scale": "fp32", "page_table_stride": "i32"}
+            | {"shared_lens_ptr": "*i32", "shared_parts_ptr": "*i32"},
+            {**heads, **q_stride, **page_size, "NUM_SPLITS": splits, "MIN_SPLIT": launch.MIN_SPLIT_TOKENS}
+            | {"ROWS": tiles.rows, "TILE": tiles.tokens, "SHARED_SLOTS": shared_slots, "GROUP_ROWS": group_rows}
+            | {"PARTS": launch.combine_parts(splits + shared_slots, group_rows), "NUM_STAGES": tiles.num_stages}
+            | {"PDL": not hip},
+            tiles.num_warps,
+        )
+    tiles = launch.shared_tiles(group_rows, shape.dtype, hip)
     yield Build(
         f"shared_prefix[{shape.name}]",
         shared_prefix.shared_prefix_kernel,
         {"q_ptr": data, "kv_pages_ptr": held}
         | dict.fromkeys(("page_tables_ptr", "members_ptr", "tiles_ptr"), "*i32")
         | {"partial_ptr": "*fp32", "log_sum_ptr": "*fp32", "scale": "fp32", "page_table_stride": "i32"},
-        {**heads, **q_stride, **page_size, "MEMBERS": 16, "GROUP_ROWS": launch.next_power_of_two(group)}
-        | {"TILE": tile_tokens, "SPLITS": 8, "MIN_SPLIT": 128, "SLOTS": 9, "FIRST_SLOT": 1}
-        | {"PARTIAL_ROWS": tiles.rows, "NUM_STAGES": shared_prefix.num_stages(shape.dtype, hip)},
-        4,
+        {**heads, **q_stride, **page_size, "MEMBERS": SHARED_TILE_ROWS, "GROUP_ROWS": group_rows}
+        | {"HEADS": tiles.rows // SHARED_TILE_ROWS, "TILE": tiles.tokens, "NUM_STAGES": tiles.num_stages}
+        | {"SLOTS": 1 + MAX_SHARED_PARTS, "FIRST_SLOT": 1, "PDL": not hip},
+        tiles.num_warps,
     )
     for query_len in (64, launch.LONG_CHUNK):
         tiles = launch.chunk_tiles(group, query_len, shape.dtype, hip)

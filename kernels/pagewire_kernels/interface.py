@@ -20,23 +20,28 @@ from pagewire_kernels.quantized import QuantizedWeight
 
 MAX_FP8 = 448.0
 """Largest value of float8_e4m3fn."""
-SHARED_TILE_ROWS = 16
+SHARED_TILE_ROWS = 32
 """Sequences of one tile of ``SharedPrefixes``."""
+MAX_SHARED_PARTS = 16
+"""Parts that the tokens which a sequence shares are cut into."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefixes:
     """Which of a step's first D sequences, one query each, begin with the same pages: a hint, results do not change.
 
-    A sequence has more tokens than it shares. Its pages up to ``shared_lens`` are those of its tile's first member.
+    A sequence has more tokens than it shares. Its pages up to ``shared_lens`` are those of its tiles' first member.
     """
 
     shared_lens: torch.Tensor
-    """int32 [D]: leading tokens that the sequence's tile covers; 0: none."""
+    """int32 [D]: leading tokens that the sequence's tiles cover; 0: none."""
+    shared_parts: torch.Tensor
+    """int32 [D]: parts that these tokens are cut into, a tile for each."""
     members: torch.Tensor
     """int32 [D]: sequences of a tile are neighbours here; entries no tile names are not read."""
     tiles: torch.Tensor
-    """int32 [tiles, 3]: first place in members, number of members (0: the tile is padding), shared tokens."""
+    """int32 [tiles, 5]: first place in members, number of members (0: the tile is padding), first token, end of the
+    tokens, number of the part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

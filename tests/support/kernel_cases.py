@@ -144,7 +144,7 @@ def attention_inputs(
     )
 
 
-def share_leading_pages(inputs: AttentionInputs, case: AttentionCase) -> AttentionInputs:
+def share_leading_pages(inputs: AttentionInputs, case: AttentionCase, part_tokens: int = 128) -> AttentionInputs:
     """The same inputs with SHARED_TOKENS of every sequence that is longer in the pages of the first one."""
     pages = SHARED_TOKENS // case.page_size
     shared_len = pages * case.page_size
@@ -152,11 +152,13 @@ def share_leading_pages(inputs: AttentionInputs, case: AttentionCase) -> Attenti
     tables, lens = inputs.batch.page_tables.clone(), torch.zeros(len(case.sequences), dtype=torch.int32)
     tables[members, :pages] = tables[members[0], :pages]
     lens[members] = shared_len
-    tiles = [(first, min(SHARED_TILE_ROWS, len(members) - first), shared_len)
-             for first in range(0, len(members), SHARED_TILE_ROWS)] + [(0, 0, 0)]  # fmt: skip
+    tiles = [(first, min(SHARED_TILE_ROWS, len(members) - first), begin, min(begin + part_tokens, shared_len), part)
+             for part, begin in enumerate(range(0, shared_len, part_tokens))
+             for first in range(0, len(members), SHARED_TILE_ROWS)] + [(0, 0, 0, 0, 0)]  # fmt: skip
     device = inputs.q.device
     shared = SharedPrefixes(
         shared_lens=lens.to(device),
+        shared_parts=((lens + part_tokens - 1) // part_tokens).to(device),
         members=torch.tensor([*members, POISON_PAGE_ID], dtype=torch.int32, device=device),
         tiles=torch.tensor(tiles, dtype=torch.int32, device=device),
     )

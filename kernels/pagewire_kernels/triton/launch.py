@@ -10,6 +10,8 @@ from functools import lru_cache
 import torch
 import triton
 
+from pagewire_kernels.interface import SHARED_TILE_ROWS
+
 PROGRAMS_PER_PROCESSOR = 2
 """Decode programs that a streaming multiprocessor should have; with fewer, sequences are split."""
 MAX_SPLITS = 32
@@ -77,12 +79,28 @@ def decode_splits(
     return (of_long, LONG_SPLIT_TOKENS) if uneven and of_long > splits else (splits, MIN_SPLIT_TOKENS)
 
 
-def decode_tiles(group_size: int, dtype: torch.dtype, hip: bool) -> AttentionTiles:
-    """Tiles for one query a sequence: the group's heads padded to what a matrix instruction needs."""
+def decode_tiles(group_size: int, dtype: torch.dtype, hip: bool, *, shares: bool = False) -> AttentionTiles:
+    """Tiles for one query a sequence: the group's heads padded to what a matrix instruction needs. Small ones for what
+    sequences that share do not share, so that they find room beside those of shared tokens."""
     rows = max(16, next_power_of_two(group_size))
     if dtype == torch.float32:
         return AttentionTiles(rows=rows, tokens=32, num_warps=4, num_stages=1 if hip else 2)
+    if shares:
+        return AttentionTiles(rows=rows, tokens=32, num_warps=4, num_stages=1 if hip else 3)
     return AttentionTiles(rows=rows, tokens=64, num_warps=4, num_stages=1 if hip else 3)
+
+
+def shared_tiles(group_rows: int, dtype: torch.dtype, hip: bool) -> AttentionTiles:
+    """Tiles for queries of sequences that share tokens; ``rows`` is SHARED_TILE_ROWS times 1, 2 or 4 heads."""
+    if dtype == torch.float32:
+        return AttentionTiles(rows=SHARED_TILE_ROWS, tokens=32, num_warps=4, num_stages=1 if hip else 2)
+    rows = SHARED_TILE_ROWS * min(group_rows, 2)
+    return AttentionTiles(rows=rows, tokens=64, num_warps=4, num_stages=1 if hip else 2)
+
+
+def combine_parts(num_slots: int, group_rows: int) -> int:
+    """Partial results of a sequence that are combined at once, as many as its registers hold; a power of two."""
+    return min(next_power_of_two(num_slots), max(1, 32 // group_rows))
 
 
 def chunk_tiles(group_size: int, max_query_len: int, dtype: torch.dtype, hip: bool) -> AttentionTiles:

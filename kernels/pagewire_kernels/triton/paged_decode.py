@@ -13,17 +13,19 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire_kernels.interface import AttentionBatch
+from pagewire_kernels.interface import MAX_SHARED_PARTS, AttentionBatch
 from pagewire_kernels.triton.early_start import early_start, let_next_start, wait_for_previous
-from pagewire_kernels.triton.launch import check_attention_shapes, decode_splits, decode_tiles, num_processors, on_hip
-from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_rows, softmax_step
-from pagewire_kernels.triton.shared_prefix import (
-    MIN_SHARED_SPLIT,
-    SHARED_SPLITS,
-    shared_prefix,
-    shared_split_tokens,
-    tile_tokens,
+from pagewire_kernels.triton.launch import (
+    check_attention_shapes,
+    combine_parts,
+    decode_splits,
+    decode_tiles,
+    next_power_of_two,
+    num_processors,
+    on_hip,
 )
+from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_rows, softmax_step
+from pagewire_kernels.triton.shared_prefix import shared_prefix
 
 
 @triton.jit
@@ -33,39 +35,53 @@ def split_tokens(kv_len, NUM_SPLITS: tl.constexpr, MIN_SPLIT: tl.constexpr, TILE
 
 
 @triton.jit
-def combine_splits(
+def leading_rows(peak, total, weighted, ROWS: tl.constexpr, KEPT: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """The first KEPT of ROWS rows of a running softmax."""
+    kept = tl.arange(0, ROWS) < KEPT
+    peak = tl.sum(tl.reshape(tl.where(kept, peak, 0.0), (ROWS // KEPT, KEPT)), 0)
+    total = tl.sum(tl.reshape(tl.where(kept, total, 0.0), (ROWS // KEPT, KEPT)), 0)
+    weighted = tl.sum(tl.reshape(tl.where(kept[:, None], weighted, 0.0), (ROWS // KEPT, KEPT, HEAD_DIM)), 0)
+    return peak, total, weighted
+
+
+@triton.jit
+def fold_parts(
     partial_ptr,
     log_sum_ptr,
-    out_ptr,
-    splits_used,
-    shared_splits,
+    own_parts,
+    shared_parts,
+    peak,
+    total,
+    weighted,
     NUM_SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
     GROUP: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
 ):
-    """Weighs the partial results of one key/value head's rows: own splits in order, then those of shared tokens."""
-    rows = tl.arange(0, ROWS)
+    """Folds the partial results of one key/value head into its running softmax [GROUP_ROWS, HEAD_DIM], PARTS at a
+    time: own splits in order, then those of shared tokens."""
+    heads = tl.arange(0, GROUP_ROWS)
     dims = tl.arange(0, HEAD_DIM)
-    exists = rows < GROUP
-    peak = tl.full([ROWS], LOWEST, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    weighted = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-    for part in tl.range(0, splits_used + shared_splits):
-        split_rows = tl.where(part < splits_used, part, part - splits_used + NUM_SPLITS) * ROWS + rows
-        log_sum = tl.load(log_sum_ptr + split_rows, mask=exists, other=LOWEST, cache_modifier=".cg")
-        source = partial_ptr + split_rows[:, None] * HEAD_DIM + dims[None, :]
-        partial = tl.load(source, mask=exists[:, None], other=0.0, cache_modifier=".cg")
-        new_peak = tl.maximum(peak, log_sum)
-        rescale, weight = tl.exp2(peak - new_peak), tl.exp2(log_sum - new_peak)
-        total = total * rescale + weight
-        weighted = weighted * rescale[:, None] + partial * weight[:, None]
+    for first_part in tl.range(0, own_parts + shared_parts, PARTS, num_stages=1):
+        part = first_part + tl.arange(0, PARTS)
+        exists = (part < own_parts + shared_parts)[:, None] & (heads < GROUP)[None, :]
+        slot = tl.where(part < own_parts, part, part - own_parts + NUM_SPLITS)
+        rows = slot[:, None] * GROUP_ROWS + heads[None, :]
+        log_sum = tl.load(log_sum_ptr + rows, mask=exists, other=LOWEST, cache_modifier=".cg")
+        source = partial_ptr + rows[:, :, None] * HEAD_DIM + dims[None, None, :]
+        partial = tl.load(source, mask=exists[:, :, None], other=0.0, cache_modifier=".cg")
+        new_peak = tl.maximum(peak, tl.max(log_sum, 0))
+        rescale, weights = tl.exp2(peak - new_peak), tl.exp2(log_sum - new_peak[None, :])
+        total = total * rescale + tl.sum(weights, 0)
+        weighted = weighted * rescale[:, None] + tl.sum(partial * weights[:, :, None], 0)
         peak = new_peak
-    target = out_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(target, (weighted / total[:, None]).to(out_ptr.dtype.element_ty), mask=exists[:, None])
+    return total, weighted
 
 
-@triton.jit(do_not_specialize=["page_tables_ptr", "kv_lens_ptr", "shared_lens_ptr", "page_table_stride"])
+@triton.jit(
+    do_not_specialize=["page_tables_ptr", "kv_lens_ptr", "shared_lens_ptr", "shared_parts_ptr", "page_table_stride"]
+)
 def paged_decode_kernel(
     q_ptr,
     kv_pages_ptr,
@@ -76,6 +92,7 @@ def paged_decode_kernel(
     log_sum_ptr,
     counters_ptr,
     shared_lens_ptr,
+    shared_parts_ptr,
     scale,
     page_table_stride,
     Q_STRIDE: tl.constexpr,
@@ -87,28 +104,33 @@ def paged_decode_kernel(
     TILE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
-    SHARED_SPLITS: tl.constexpr,
-    MIN_SHARED_SPLIT: tl.constexpr,
-    SHARED_TILE: tl.constexpr,
+    SHARED_SLOTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One split of one (sequence, key/value head). Grid (S, NUM_KV_HEADS, NUM_SPLITS)."""
     let_next_start(PDL)
-    wait_for_previous(PDL)
+    # Behind shared_prefix the own tokens need no waiting for it: it started when they were there.
+    if SHARED_SLOTS == 0:
+        wait_for_previous(PDL)
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    CACHED: tl.constexpr = ".cg" if PDL else ""
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     kv_len = tl.load(kv_lens_ptr + sequence)
     shared_len = tl.full((), 0, tl.int32)
-    if SHARED_SPLITS > 0:
+    if SHARED_SLOTS > 0:
         shared_len = tl.load(shared_lens_ptr + sequence)
     own_len = kv_len - shared_len
     tokens_per_split = split_tokens(own_len, NUM_SPLITS, MIN_SPLIT, TILE)
     begin = shared_len + split * tokens_per_split
     end = tl.minimum(begin + tokens_per_split, kv_len)
     if (begin >= kv_len) & (split > 0):
+        if SHARED_SLOTS > 0:
+            wait_for_previous(PDL)
         return
 
     # q, weighted [ROWS, HEAD_DIM]; rows past GROUP are padding
@@ -116,7 +138,7 @@ def paged_decode_kernel(
     dims = tl.arange(0, HEAD_DIM)
     exists = (rows < GROUP)[:, None]
     head_offsets = (kv_head * GROUP + rows)[:, None] * HEAD_DIM + dims[None, :]
-    q = tl.load(q_ptr + sequence * Q_STRIDE + head_offsets, mask=exists, other=0.0)
+    q = tl.load(q_ptr + sequence * Q_STRIDE + head_offsets, mask=exists, other=0.0, cache_modifier=CACHED)
     peak = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, HEAD_DIM], tl.float32)
@@ -124,42 +146,57 @@ def paged_decode_kernel(
     for first_token in tl.range(begin, end, TILE, num_stages=NUM_STAGES):
         visible = first_token + tl.arange(0, TILE) < end
         key_rows = page_rows(page_table_ptr, first_token, end, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
-        keys = tl.load(kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None], mask=visible[None, :], other=0.0)
+        key_source = kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None]
+        keys = tl.load(key_source, mask=visible[None, :], other=0.0, cache_modifier=CACHED)
         scores = tl.dot(q, keys.to(q.dtype), input_precision="ieee") * (scale * LOG2_E)
         scores = tl.where(visible[None, :], scores, LOWEST)
-        value_rows = key_rows + NUM_KV_HEADS * PAGE_SIZE
-        values = tl.load(
-            kv_pages_ptr + value_rows[:, None] * HEAD_DIM + dims[None, :], mask=visible[:, None], other=0.0
-        )
+        value_source = kv_pages_ptr + (key_rows + NUM_KV_HEADS * PAGE_SIZE)[:, None] * HEAD_DIM + dims[None, :]
+        values = tl.load(value_source, mask=visible[:, None], other=0.0, cache_modifier=CACHED)
         peak, total, weighted = softmax_step(scores, values.to(q.dtype), peak, total, weighted)
 
-    # A padded sequence (kv_len 0) has total 0 and writes zeros.
-    result = weighted / tl.maximum(total, 1.0e-30)[:, None]
-    if (tokens_per_split >= own_len) & (shared_len == 0):
-        out_target = out_ptr + sequence * (NUM_HEADS * HEAD_DIM) + head_offsets
+    SLOTS: tl.constexpr = NUM_SPLITS + SHARED_SLOTS
+    out_target = out_ptr + sequence * (NUM_HEADS * HEAD_DIM) + kv_head * (GROUP * HEAD_DIM)
+    if SLOTS == 1:
+        # A padded sequence (kv_len 0) has total 0 and writes zeros.
+        result = weighted / tl.maximum(total, 1.0e-30)[:, None]
+        out_target += rows[:, None] * HEAD_DIM + dims[None, :]
         tl.store(out_target, result.to(out_ptr.dtype.element_ty), mask=exists)
     else:
-        head = sequence * NUM_KV_HEADS + kv_head
-        SLOTS: tl.constexpr = NUM_SPLITS + SHARED_SPLITS
-        partial_row = (head * SLOTS + split) * ROWS + rows
-        tl.store(partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :], result, mask=exists)
-        tl.store(log_sum_ptr + partial_row, peak + tl.log2(total), mask=rows < GROUP)
-        tl.debug_barrier()
-        splits_used = tl.cdiv(own_len, tokens_per_split)
-        shared_splits = tl.full((), 0, tl.int32)
-        if SHARED_SPLITS > 0:
-            shared_splits = tl.cdiv(
-                shared_len, shared_split_tokens(shared_len, SHARED_SPLITS, MIN_SHARED_SPLIT, SHARED_TILE)
-            )
-        if tl.atomic_add(counters_ptr + head, 1, sem="acq_rel") == splits_used - 1:
+        peak, total, weighted = leading_rows(peak, total, weighted, ROWS, GROUP_ROWS, HEAD_DIM)
+        heads = tl.arange(0, GROUP_ROWS)
+        exists = (heads < GROUP)[:, None]
+        slots = (sequence * NUM_KV_HEADS + kv_head) * (SLOTS * GROUP_ROWS)
+        partial_ptr += slots * HEAD_DIM
+        log_sum_ptr += slots
+        counters_ptr += sequence * NUM_KV_HEADS + kv_head
+        shared_parts = tl.full((), 0, tl.int32)
+        if SHARED_SLOTS > 0:
+            wait_for_previous(PDL)
+            shared_parts = tl.load(shared_parts_ptr + sequence)
+        own_parts = tl.full((), 0, tl.int32)
+        is_last = own_parts == 0
+        if own_len > tokens_per_split:
+            own_parts = tl.cdiv(own_len, tokens_per_split)
+            partial_row = split * GROUP_ROWS + heads
+            partial_target = partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :]
+            tl.store(partial_target, weighted / total[:, None], mask=exists)
+            tl.store(log_sum_ptr + partial_row, peak + tl.log2(total), mask=heads < GROUP)
             tl.debug_barrier()
-            combine_splits(
-                partial_ptr + head * (SLOTS * ROWS * HEAD_DIM),
-                log_sum_ptr + head * (SLOTS * ROWS),
-                out_ptr + sequence * (NUM_HEADS * HEAD_DIM) + kv_head * (GROUP * HEAD_DIM),
-                splits_used, shared_splits, NUM_SPLITS, GROUP, HEAD_DIM, ROWS,
+            is_last = tl.atomic_add(counters_ptr, 1, sem="acq_rel") == own_parts - 1
+            tl.debug_barrier()
+            peak = tl.full([GROUP_ROWS], LOWEST, tl.float32)
+            total = tl.zeros([GROUP_ROWS], tl.float32)
+            weighted = tl.zeros([GROUP_ROWS, HEAD_DIM], tl.float32)
+        if is_last:
+            total, weighted = fold_parts(
+                partial_ptr, log_sum_ptr, own_parts, shared_parts, peak, total, weighted,
+                NUM_SPLITS, PARTS, GROUP, GROUP_ROWS, HEAD_DIM,
             )  # fmt: skip
-            tl.store(counters_ptr + head, 0)
+            result = weighted / tl.maximum(total, 1.0e-30)[:, None]
+            out_target += heads[:, None] * HEAD_DIM + dims[None, :]
+            tl.store(out_target, result.to(out_ptr.dtype.element_ty), mask=exists)
+            if own_parts > 0:
+                tl.store(counters_ptr, 0)
 
 
 def paged_decode(
@@ -179,28 +216,18 @@ def paged_decode(
     """
     num_heads, num_kv_heads, head_dim, page_size = check_attention_shapes(q, kv_pages)
     sequences = batch.num_decodes
-    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip())
+    group_rows = next_power_of_two(num_heads // num_kv_heads)
+    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip(), shares=batch.shared is not None)
     splits, min_split = decode_splits(
         sequences, num_kv_heads, batch.max_kv_len, num_processors(q.device), uneven=batch.uneven
     )
-    shared_splits = SHARED_SPLITS if batch.shared is not None else 0
-    slots = splits + shared_splits
-    partial_rows = sequences * num_kv_heads * slots * tiles.rows if slots > 1 else 1
+    shared_slots = MAX_SHARED_PARTS if batch.shared is not None else 0
+    slots = splits + shared_slots
+    partial_rows = sequences * num_kv_heads * slots * group_rows if slots > 1 else 1
     partial = torch.empty((partial_rows, head_dim), dtype=torch.float32, device=q.device)
     log_sum = torch.empty((partial_rows,), dtype=torch.float32, device=q.device)
     if batch.shared is not None:
-        shared_prefix(
-            q,
-            kv_pages,
-            batch,
-            batch.shared,
-            scale,
-            partial,
-            log_sum,
-            num_slots=slots,
-            first_slot=splits,
-            partial_rows=tiles.rows,
-        )
+        shared_prefix(q, kv_pages, batch, batch.shared, scale, partial, log_sum, num_slots=slots, first_slot=splits)
     paged_decode_kernel[(sequences, num_kv_heads, splits)](
         q,
         kv_pages,
@@ -211,6 +238,7 @@ def paged_decode(
         log_sum,
         counters,
         batch.kv_lens if batch.shared is None else batch.shared.shared_lens,
+        batch.kv_lens if batch.shared is None else batch.shared.shared_parts,
         scale,
         batch.page_tables.stride(0),
         Q_STRIDE=q.stride(0),
@@ -222,9 +250,9 @@ def paged_decode(
         TILE=tiles.tokens,
         NUM_SPLITS=splits,
         MIN_SPLIT=min_split,
-        SHARED_SPLITS=shared_splits,
-        MIN_SHARED_SPLIT=MIN_SHARED_SPLIT,
-        SHARED_TILE=tile_tokens(q.dtype),
+        SHARED_SLOTS=shared_slots,
+        PARTS=combine_parts(slots, group_rows),
+        GROUP_ROWS=group_rows,
         NUM_STAGES=tiles.num_stages,
         num_warps=tiles.num_warps,
         **early_start(),

@@ -2,9 +2,10 @@
 # ruff: noqa: N803, N806
 """Attention of many sequences' queries over pages they share: the first half of a cascade (arXiv 2501.01005).
 
-A tile takes the queries of up to SHARED_TILE_ROWS sequences of a group, so that shared keys are read once a tile, not
-once a sequence. Every split of the shared tokens leaves a normalised partial result and its log-sum-exp in the same
-scratch, behind those of the sequence's own splits; ``paged_decode`` combines both.
+A tile is the queries of up to SHARED_TILE_ROWS sequences over a part of the tokens they share, so that shared keys are
+read once a tile, not once a sequence. It leaves a normalised partial result and its log-sum-exp in the same scratch,
+behind those of the sequence's own splits; ``paged_decode`` combines both. That kernel reads the sequences' own tokens
+beside this one, so this one lets it start only when the queries and keys that both read are there.
 """
 
 import torch
@@ -12,25 +13,9 @@ import triton
 import triton.language as tl
 
 from pagewire_kernels.interface import SHARED_TILE_ROWS, AttentionBatch, SharedPrefixes
-from pagewire_kernels.triton.launch import next_power_of_two, on_hip
+from pagewire_kernels.triton.early_start import early_start, let_next_start, wait_for_previous
+from pagewire_kernels.triton.launch import next_power_of_two, on_hip, shared_tiles
 from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_rows, softmax_step
-
-SHARED_SPLITS = 8
-MIN_SHARED_SPLIT = 128
-
-
-def tile_tokens(dtype: torch.dtype) -> int:
-    return 32 if dtype == torch.float32 else 64
-
-
-def num_stages(dtype: torch.dtype, hip: bool) -> int:
-    return 1 if hip else 2 if dtype == torch.float32 else 3
-
-
-@triton.jit
-def shared_split_tokens(shared_len, SPLITS: tl.constexpr, MIN_SPLIT: tl.constexpr, TILE: tl.constexpr):
-    """Tokens of one split of a shared prefix."""
-    return tl.maximum(tl.cdiv(tl.cdiv(shared_len, SPLITS), TILE) * TILE, MIN_SPLIT)
 
 
 @triton.jit(do_not_specialize=["page_tables_ptr", "members_ptr", "tiles_ptr", "page_table_stride"])
@@ -50,40 +35,40 @@ def shared_prefix_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     MEMBERS: tl.constexpr,
+    HEADS: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
     SLOTS: tl.constexpr,
     FIRST_SLOT: tl.constexpr,
-    PARTIAL_ROWS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """One split of one tile's shared tokens for one key/value head. Grid (tiles, NUM_KV_HEADS, SPLITS)."""
+    """One tile for HEADS query heads of one key/value head. Grid (NUM_KV_HEADS * GROUP_ROWS / HEADS, tiles)."""
+    wait_for_previous(PDL)
+    let_next_start(PDL)
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    first_member = tl.load(tiles_ptr + tile * 3)
-    num_members = tl.load(tiles_ptr + tile * 3 + 1)
-    shared_len = tl.load(tiles_ptr + tile * 3 + 2)
-    tokens_per_split = shared_split_tokens(shared_len, SPLITS, MIN_SPLIT, TILE)
-    begin = split * tokens_per_split
-    end = tl.minimum(begin + tokens_per_split, shared_len)
-    if (num_members == 0) | (begin >= shared_len):
+    kv_head = tl.program_id(0) // (GROUP_ROWS // HEADS)
+    first_head = tl.program_id(0) % (GROUP_ROWS // HEADS) * HEADS
+    tile_ptr = tiles_ptr + tl.program_id(1) * 5
+    first_member = tl.load(tile_ptr)
+    num_members = tl.load(tile_ptr + 1)
+    begin = tl.load(tile_ptr + 2)
+    end = tl.load(tile_ptr + 3)
+    part = tl.load(tile_ptr + 4)
+    if num_members == 0:
         return
 
-    # q, weighted [MEMBERS * GROUP_ROWS, HEAD_DIM]: row = member * GROUP_ROWS + head of the group
-    rows = tl.arange(0, MEMBERS * GROUP_ROWS)
+    # q, weighted [MEMBERS * HEADS, HEAD_DIM]: row = member * HEADS + head
+    rows = tl.arange(0, MEMBERS * HEADS)
     dims = tl.arange(0, HEAD_DIM)
-    member, head = rows // GROUP_ROWS, rows % GROUP_ROWS
+    member, head = rows // HEADS, first_head + rows % HEADS
     exists = (member < num_members) & (head < GROUP)
     sequences = tl.load(members_ptr + first_member + member, mask=exists, other=0).to(tl.int64)
     q_source = q_ptr + sequences[:, None] * Q_STRIDE + (kv_head * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
     q = tl.load(q_source, mask=exists[:, None], other=0.0)
-    peak = tl.full([MEMBERS * GROUP_ROWS], LOWEST, tl.float32)
-    total = tl.zeros([MEMBERS * GROUP_ROWS], tl.float32)
-    weighted = tl.zeros([MEMBERS * GROUP_ROWS, HEAD_DIM], tl.float32)
+    peak = tl.full([MEMBERS * HEADS], LOWEST, tl.float32)
+    total = tl.zeros([MEMBERS * HEADS], tl.float32)
+    weighted = tl.zeros([MEMBERS * HEADS, HEAD_DIM], tl.float32)
     leader = tl.load(members_ptr + first_member).to(tl.int64)
     page_table_ptr = page_tables_ptr + leader * page_table_stride
     for first_token in tl.range(begin, end, TILE, num_stages=NUM_STAGES):
@@ -99,7 +84,7 @@ def shared_prefix_kernel(
         peak, total, weighted = softmax_step(scores, values.to(q.dtype), peak, total, weighted)
 
     result = weighted / total[:, None]
-    partial_row = ((sequences * NUM_KV_HEADS + kv_head) * SLOTS + FIRST_SLOT + split) * PARTIAL_ROWS + head
+    partial_row = ((sequences * NUM_KV_HEADS + kv_head) * SLOTS + FIRST_SLOT + part) * GROUP_ROWS + head
     tl.store(partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :], result, mask=exists[:, None])
     tl.store(log_sum_ptr + partial_row, peak + tl.log2(total), mask=exists)
 
@@ -115,15 +100,18 @@ def shared_prefix(
     *,
     num_slots: int,
     first_slot: int,
-    partial_rows: int,
 ) -> None:
-    """Writes partial [sequences * kv heads * num_slots * partial_rows, D] and log_sum in float32, from first_slot on.
+    """Writes partial [sequences * kv heads * num_slots * group, D] and log_sum in float32, from first_slot on, the
+    group's heads padded to a power of two.
 
     Reads the shared pages once a tile, from the table of a tile's first sequence.
     """
     num_heads, head_dim = q.shape[1:]
     num_kv_heads, page_size = kv_pages.shape[2:4]
-    shared_prefix_kernel[(shared.tiles.shape[0], num_kv_heads, SHARED_SPLITS)](
+    group_rows = next_power_of_two(num_heads // num_kv_heads)
+    tiles = shared_tiles(group_rows, q.dtype, on_hip())
+    heads = tiles.rows // SHARED_TILE_ROWS
+    shared_prefix_kernel[(num_kv_heads * group_rows // heads, shared.tiles.shape[0])](
         q,
         kv_pages,
         batch.page_tables,
@@ -139,13 +127,12 @@ def shared_prefix(
         HEAD_DIM=head_dim,
         PAGE_SIZE=page_size,
         MEMBERS=SHARED_TILE_ROWS,
-        GROUP_ROWS=next_power_of_two(num_heads // num_kv_heads),
-        TILE=tile_tokens(q.dtype),
-        SPLITS=SHARED_SPLITS,
-        MIN_SPLIT=MIN_SHARED_SPLIT,
+        HEADS=heads,
+        GROUP_ROWS=group_rows,
+        TILE=tiles.tokens,
         SLOTS=num_slots,
         FIRST_SLOT=first_slot,
-        PARTIAL_ROWS=partial_rows,
-        NUM_STAGES=num_stages(q.dtype, on_hip()),
-        num_warps=8 if num_heads // num_kv_heads > 4 else 4,
+        NUM_STAGES=tiles.num_stages,
+        num_warps=tiles.num_warps,
+        **early_start(),
     )
