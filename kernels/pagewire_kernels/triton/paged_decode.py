@@ -159,8 +159,8 @@ def paged_decode_kernel(
     if SLOTS == 1:
         # A padded sequence (kv_len 0) has total 0 and writes zeros.
         result = weighted / tl.maximum(total, 1.0e-30)[:, None]
-        out_target += rows[:, None] * HEAD_DIM + dims[None, :]
-        tl.store(out_target, result.to(out_ptr.dtype.element_ty), mask=exists)
+        row_target = out_target + rows[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(row_target, result.to(out_ptr.dtype.element_ty), mask=exists)
     else:
         peak, total, weighted = leading_rows(peak, total, weighted, ROWS, GROUP_ROWS, HEAD_DIM)
         heads = tl.arange(0, GROUP_ROWS)
@@ -175,26 +175,27 @@ def paged_decode_kernel(
             shared_parts = tl.load(shared_parts_ptr + sequence)
         own_parts = tl.full((), 0, tl.int32)
         is_last = own_parts == 0
-        if own_len > tokens_per_split:
-            own_parts = tl.cdiv(own_len, tokens_per_split)
-            partial_row = split * GROUP_ROWS + heads
-            partial_target = partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :]
-            tl.store(partial_target, weighted / total[:, None], mask=exists)
-            tl.store(log_sum_ptr + partial_row, peak + tl.log2(total), mask=heads < GROUP)
-            tl.debug_barrier()
-            is_last = tl.atomic_add(counters_ptr, 1, sem="acq_rel") == own_parts - 1
-            tl.debug_barrier()
-            peak = tl.full([GROUP_ROWS], LOWEST, tl.float32)
-            total = tl.zeros([GROUP_ROWS], tl.float32)
-            weighted = tl.zeros([GROUP_ROWS, HEAD_DIM], tl.float32)
+        if NUM_SPLITS > 1:
+            if own_len > tokens_per_split:
+                own_parts = tl.cdiv(own_len, tokens_per_split)
+                partial_row = split * GROUP_ROWS + heads
+                partial_target = partial_ptr + partial_row[:, None] * HEAD_DIM + dims[None, :]
+                tl.store(partial_target, weighted / total[:, None], mask=exists)
+                tl.store(log_sum_ptr + partial_row, peak + tl.log2(total), mask=heads < GROUP)
+                tl.debug_barrier()
+                is_last = tl.atomic_add(counters_ptr, 1, sem="acq_rel") == own_parts - 1
+                tl.debug_barrier()
+                peak = tl.full([GROUP_ROWS], LOWEST, tl.float32)
+                total = tl.zeros([GROUP_ROWS], tl.float32)
+                weighted = tl.zeros([GROUP_ROWS, HEAD_DIM], tl.float32)
         if is_last:
             total, weighted = fold_parts(
                 partial_ptr, log_sum_ptr, own_parts, shared_parts, peak, total, weighted,
                 NUM_SPLITS, PARTS, GROUP, GROUP_ROWS, HEAD_DIM,
             )  # fmt: skip
             result = weighted / tl.maximum(total, 1.0e-30)[:, None]
-            out_target += heads[:, None] * HEAD_DIM + dims[None, :]
-            tl.store(out_target, result.to(out_ptr.dtype.element_ty), mask=exists)
+            head_target = out_target + heads[:, None] * HEAD_DIM + dims[None, :]
+            tl.store(head_target, result.to(out_ptr.dtype.element_ty), mask=exists)
             if own_parts > 0:
                 tl.store(counters_ptr, 0)
 
