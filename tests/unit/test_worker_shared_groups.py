@@ -35,11 +35,39 @@ def applied(*groups: tuple[int, int, list[int]], kept: SharedGroups | None = Non
 
 
 def test_rows_are_cut_into_tiles() -> None:
-    work = applied((7, 3, list(range(2, 22))), (9, 5, [40, 41])).of_step(int32s(range(1, 43)))
+    work = applied((7, 3, list(range(2, 36))), (9, 5, [40, 41])).of_step(int32s(range(1, 43)))
     assert work is not None
-    assert work.tiles.tolist() == [[0, 16, 12], [16, 4, 12], [20, 2, 20]]
-    assert work.members.tolist() == [*range(1, 21), 39, 40]
-    assert work.shared_lens.tolist() == [0] + [12] * 20 + [0] * 18 + [20, 20] + [0]
+    assert work.tiles.tolist() == [[0, 32, 0, 12, 0], [32, 2, 0, 12, 0], [34, 2, 0, 20, 0]]
+    assert work.members.tolist() == [*range(1, 35), 39, 40]
+    assert work.shared_lens.tolist() == [0] + [12] * 34 + [0] * 4 + [20, 20] + [0]
+    assert work.shared_parts.tolist() == [0] + [1] * 34 + [0] * 4 + [1, 1] + [0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "parts"),
+    [
+        pytest.param([(2048, 64)], [256] * 8, id="two tiles of rows in eight parts"),
+        pytest.param([(2048, 8)], [128] * 16, id="one in sixteen"),
+        pytest.param([(9000, 8)], [576] * 15 + [360], id="the last one is the rest"),
+        pytest.param([(300, 40), (4096, 20)], [320] * 12 + [256], id="the longest of two"),
+        pytest.param([(200, 2)], [128, 72], id="no part is too short to be worth it"),
+    ],
+)
+def test_shared_tokens_are_cut_into_parts(groups: list[tuple[int, int]], parts: list[int]) -> None:
+    told, first_row = [], 0
+    for number, (tokens, count) in enumerate(groups):
+        told.append((number, tokens, list(range(first_row, first_row + count))))
+        first_row += count
+    kept, tables = SharedGroups(NUM_ROWS, 1), np.zeros((NUM_ROWS + 1, 9000), dtype=np.int32)
+    kept.apply(changes(*told), np.arange(NUM_ROWS) < 79, np.full(NUM_ROWS, 9000, dtype=np.int32), tables)
+    work = kept.of_step(int32s(range(NUM_ROWS)))
+    assert work is not None
+    first_member = int(work.tiles[0, 0])
+    of_first = work.tiles[work.tiles[:, 0] == first_member]
+    assert (of_first[:, 3] - of_first[:, 2]).tolist() == parts
+    assert of_first[:, 4].tolist() == list(range(len(parts)))
+    assert work.shared_parts[work.members[first_member]] == len(parts)
+    assert len(work.tiles) <= shared_groups.max_tiles(NUM_ROWS)
 
 
 def test_a_group_of_one_running_row_saves_nothing() -> None:
