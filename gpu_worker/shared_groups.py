@@ -87,7 +87,7 @@ class SharedGroups:
         if int(saved.sum()) < MIN_SAVED_TOKENS:
             return None
         taken = [group for group in np.argsort(-saved, kind="stable")[:MAX_GROUPS].tolist() if counts[group] > 1]
-        part_tokens = _part_tokens(lens[taken], counts[taken])
+        part_tokens = _part_tokens(lens[taken].tolist(), counts[taken].tolist())
         shared_lens = np.zeros(len(decode_rows), dtype=np.int32)
         shared_parts = np.zeros(len(decode_rows), dtype=np.int32)
         tiles: list[tuple[int, int, int, int, int]] = []
@@ -108,15 +108,12 @@ class SharedGroups:
         )
 
 
-def _part_tokens(lens: Int32s, counts: Int32s) -> list[int]:
+def _part_tokens(lens: list[int], counts: list[int]) -> list[int]:
     """Tokens of one part of each group: about TARGET_TILES tiles in all, or one for each SHARED_TILE_ROWS members."""
-    tokens = int((-(-counts // SHARED_TILE_ROWS) * lens).sum())
+    tokens = sum(-(-count // SHARED_TILE_ROWS) * shared for shared, count in zip(lens, counts, strict=True))
     least = max(MIN_PART_TOKENS, -(-tokens // TARGET_TILES))
-    parts = np.minimum(-(-lens // least), MAX_SHARED_PARTS)
-    return [
-        -(-length // (number * PART_TOKENS)) * PART_TOKENS
-        for length, number in zip(lens.tolist(), parts.tolist(), strict=True)
-    ]
+    parts = [min(-(-shared // least), MAX_SHARED_PARTS) for shared in lens]
+    return [-(-shared // (number * PART_TOKENS)) * PART_TOKENS for shared, number in zip(lens, parts, strict=True)]
 
 
 NO_SHARED_WORK = SharedWork(

@@ -65,8 +65,12 @@ ATTENTION_CASES = (
 SHARED_CASES = (
     AttentionCase(name="shared-gqa2-d64-p16", num_heads=4, num_kv_heads=2, head_dim=64, page_size=16,
                   sequences=((1, 400), (1, 337), (1, 0), (1, 700), (1, 370), (1, 337), (1, 90))),
-    AttentionCase(name="shared-gqa3-d64-p32", num_heads=9, num_kv_heads=3, head_dim=64, page_size=32,
-                  sequences=tuple((1, 360 + 7 * number) for number in range(19))),
+    AttentionCase(name="shared-gqa3-d64-p32", num_heads=3, num_kv_heads=1, head_dim=64, page_size=32,
+                  sequences=tuple((1, 321 + 2 * number) for number in range(34))),
+    AttentionCase(name="shared-gqa8-d128-p64", num_heads=8, num_kv_heads=1, head_dim=128, page_size=64,
+                  sequences=((1, 321), (1, 500), (1, 0), (1, 322))),
+    AttentionCase(name="shared-mha-d64-p128", num_heads=2, num_kv_heads=2, head_dim=64, page_size=128,
+                  sequences=((1, 257), (1, 300), (1, 20), (1, 640))),
 )  # fmt: skip
 SHARED_TOKENS = 336
 

@@ -175,7 +175,7 @@ def paged_decode_kernel(
             shared_parts = tl.load(shared_parts_ptr + sequence)
         own_parts = tl.full((), 0, tl.int32)
         is_last = own_parts == 0
-        if NUM_SPLITS > 1:
+        if NUM_SPLITS > 1:  # noqa: SIM102 - decided when this is compiled
             if own_len > tokens_per_split:
                 own_parts = tl.cdiv(own_len, tokens_per_split)
                 partial_row = split * GROUP_ROWS + heads
