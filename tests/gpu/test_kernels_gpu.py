@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import triton
-from pagewire_kernels import AttentionBatch
+from pagewire_kernels import AttentionBatch, KernelSet
 from pagewire_kernels.triton import TritonKernels
 from support import kernel_checks, sampling_checks
 from support.kernel_cases import (
@@ -20,6 +20,7 @@ from support.kernel_cases import (
     poison_allocations,
     rotary_inputs,
     sampling_batch,
+    share_leading_pages,
 )
 
 pytestmark = [
@@ -213,6 +214,31 @@ def test_rotary_kv_write_in_a_graph_follows_its_inputs() -> None:
     expected = kernel_checks.REFERENCE.rotary_kv_write(fresh, inputs.cos_sin, pages, inputs.batch, *heads)
     torch.testing.assert_close(out, expected, **TOLERANCE[torch.float32])
     torch.testing.assert_close(inputs.kv_pages, pages, equal_nan=True, **TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("case", SHARED_CASES, ids=lambda case: case.name)
+def test_what_was_just_written_is_read_beside_a_shared_prefix(case: AttentionCase) -> None:
+    """Layers one after the other in a graph: attention to own tokens begins before the kernel of the shared ones has
+    ended, but not before the one that writes the newest keys and queries."""
+    kernels, heads = TritonKernels(), (case.num_heads, case.num_kv_heads)
+    inputs = share_leading_pages(attention_inputs(case, torch.bfloat16, "cuda"), case)
+    rotary = [rotary_inputs(case, torch.bfloat16, "cuda", seed=layer) for layer in range(12)]
+    pages = [inputs.kv_pages.clone() for _ in rotary]
+    fresh = [torch.randn_like(layer.qkv) for layer in rotary]
+
+    def layer_outputs(kernels: KernelSet) -> torch.Tensor:
+        outputs = []
+        for qkv, layer_pages in zip([layer.qkv.clone() for layer in rotary], pages, strict=True):
+            q = kernels.rotary_kv_write(qkv, rotary[0].cos_sin, layer_pages, inputs.batch, *heads)
+            outputs.append(kernels.paged_attention(q, layer_pages, inputs.batch, inputs.scale))
+        return torch.stack(outputs)
+
+    def change() -> None:
+        for layer, qkv in zip(rotary, fresh, strict=True):
+            layer.qkv.copy_(qkv)
+
+    out = replayed(lambda: layer_outputs(kernels), change)
+    torch.testing.assert_close(out, layer_outputs(kernel_checks.REFERENCE), **TOLERANCE[torch.bfloat16])
 
 
 def test_sampling_in_a_graph_follows_its_inputs() -> None:
