@@ -44,34 +44,32 @@ def shared_prefix_kernel(
     PDL: tl.constexpr,
 ):
     """One tile for HEADS query heads of one key/value head. Grid (NUM_KV_HEADS * GROUP_ROWS / HEADS, tiles)."""
+    wait_for_previous(PDL)
+    let_next_start(PDL)
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     kv_head = tl.program_id(0) // (GROUP_ROWS // HEADS)
     first_head = tl.program_id(0) % (GROUP_ROWS // HEADS) * HEADS
-    # Tiles and members are a step's inputs, so they are read while the kernel before this one still runs.
     tile_ptr = tiles_ptr + tl.program_id(1) * 5
-    first_member = tl.load(tile_ptr, cache_modifier=".cg")
-    num_members = tl.load(tile_ptr + 1, cache_modifier=".cg")
-    begin = tl.load(tile_ptr + 2, cache_modifier=".cg")
-    end = tl.load(tile_ptr + 3, cache_modifier=".cg")
-    part = tl.load(tile_ptr + 4, cache_modifier=".cg")
+    first_member = tl.load(tile_ptr)
+    num_members = tl.load(tile_ptr + 1)
+    begin = tl.load(tile_ptr + 2)
+    end = tl.load(tile_ptr + 3)
+    part = tl.load(tile_ptr + 4)
+    if num_members == 0:
+        return
+
     # q, weighted [MEMBERS * HEADS, HEAD_DIM]: row = member * HEADS + head
     rows = tl.arange(0, MEMBERS * HEADS)
     dims = tl.arange(0, HEAD_DIM)
     member, head = rows // HEADS, first_head + rows % HEADS
     exists = (member < num_members) & (head < GROUP)
-    members_source = members_ptr + first_member + member
-    sequences = tl.load(members_source, mask=exists, other=0, cache_modifier=".cg").to(tl.int64)
-    leader = tl.load(members_ptr + first_member, mask=num_members > 0, other=0, cache_modifier=".cg").to(tl.int64)
-    wait_for_previous(PDL)
-    let_next_start(PDL)
-    if num_members == 0:
-        return
-
+    sequences = tl.load(members_ptr + first_member + member, mask=exists, other=0).to(tl.int64)
     q_source = q_ptr + sequences[:, None] * Q_STRIDE + (kv_head * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
     q = tl.load(q_source, mask=exists[:, None], other=0.0)
     peak = tl.full([MEMBERS * HEADS], LOWEST, tl.float32)
     total = tl.zeros([MEMBERS * HEADS], tl.float32)
     weighted = tl.zeros([MEMBERS * HEADS, HEAD_DIM], tl.float32)
+    leader = tl.load(members_ptr + first_member).to(tl.int64)
     page_table_ptr = page_tables_ptr + leader * page_table_stride
     ids = page_ids(page_table_ptr, begin, end, PAGE_SIZE, TILE)
     for first_token in tl.range(begin, end, TILE, num_stages=NUM_STAGES):
