@@ -14,7 +14,7 @@ import triton.language as tl
 
 from pagewire_kernels.interface import AttentionBatch
 from pagewire_kernels.triton.launch import check_attention_shapes, chunk_tiles, on_hip
-from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_ids, page_rows, softmax_step
+from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_rows, softmax_step
 
 
 @triton.jit
@@ -85,10 +85,9 @@ def paged_chunk_kernel(
     positions = kv_len - query_len + queries
     end = tl.minimum(kv_len - query_len + first_query + TOKENS, kv_len)
     unmasked_end = tl.maximum(kv_len - query_len + first_query + 1, 0) // TILE * TILE
-    ids = page_ids(page_table_ptr, 0, end, PAGE_SIZE, TILE)
+
     for first_token in tl.range(0, unmasked_end, TILE, num_stages=NUM_STAGES):
-        key_rows = page_rows(ids, first_token, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
-        ids = page_ids(page_table_ptr, first_token + TILE, end, PAGE_SIZE, TILE)
+        key_rows = page_rows(page_table_ptr, first_token, end, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
         keys = tl.load(kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None])
         scores = tl.dot(q, keys.to(q.dtype), input_precision="ieee") * (scale * LOG2_E)
         value_rows = key_rows + NUM_KV_HEADS * PAGE_SIZE
@@ -98,8 +97,7 @@ def paged_chunk_kernel(
     for first_token in tl.range(unmasked_end, end, TILE, num_stages=1):
         key_tokens = first_token + tl.arange(0, TILE)
         readable = key_tokens < end
-        key_rows = page_rows(ids, first_token, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
-        ids = page_ids(page_table_ptr, first_token + TILE, end, PAGE_SIZE, TILE)
+        key_rows = page_rows(page_table_ptr, first_token, end, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
         keys = tl.load(kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None], mask=readable[None, :], other=0.0)
         scores = tl.dot(q, keys.to(q.dtype), input_precision="ieee") * (scale * LOG2_E)
         scores = tl.where(key_tokens[None, :] <= positions[:, None], scores, LOWEST)

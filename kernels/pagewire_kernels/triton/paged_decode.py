@@ -24,7 +24,7 @@ from pagewire_kernels.triton.launch import (
     num_processors,
     on_hip,
 )
-from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_ids, page_rows, softmax_step
+from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_rows, softmax_step
 from pagewire_kernels.triton.shared_prefix import shared_prefix
 
 
@@ -143,11 +143,9 @@ def paged_decode_kernel(
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     page_table_ptr = page_tables_ptr + sequence * page_table_stride
-    ids = page_ids(page_table_ptr, begin, end, PAGE_SIZE, TILE)
     for first_token in tl.range(begin, end, TILE, num_stages=NUM_STAGES):
         visible = first_token + tl.arange(0, TILE) < end
-        key_rows = page_rows(ids, first_token, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
-        ids = page_ids(page_table_ptr, first_token + TILE, end, PAGE_SIZE, TILE)
+        key_rows = page_rows(page_table_ptr, first_token, end, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
         key_source = kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None]
         keys = tl.load(key_source, mask=visible[None, :], other=0.0, cache_modifier=CACHED)
         scores = tl.dot(q, keys.to(q.dtype), input_precision="ieee") * (scale * LOG2_E)

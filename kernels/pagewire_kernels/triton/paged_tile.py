@@ -14,25 +14,25 @@ LOWEST = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def page_ids(page_table_ptr, first_token, end_token, PAGE_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """int32, one or [TILE]: pages of the tokens from first_token on. Reads the page table only below end_token.
-
-    Loops carry those of the next tile: keys whose address was loaded in the same turn would not be fetched ahead.
-    """
-    if PAGE_SIZE % TILE == 0:
-        ids = tl.load(page_table_ptr + first_token // PAGE_SIZE, mask=first_token < end_token, other=0)
-    else:
-        tokens = first_token + tl.arange(0, TILE)
-        ids = tl.load(page_table_ptr + tokens // PAGE_SIZE, mask=tokens < end_token, other=0)
-    return ids
-
-
-@triton.jit
-def page_rows(ids, first_token, kv_head, NUM_KV_HEADS: tl.constexpr, PAGE_SIZE: tl.constexpr, TILE: tl.constexpr):
+def page_rows(
+    page_table_ptr,
+    first_token,
+    end_token,
+    kv_head,
+    NUM_KV_HEADS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """int64 [TILE]: key row (in units of HEAD_DIM elements) of each token from first_token on; its value row lies
-    NUM_KV_HEADS * PAGE_SIZE further. Rows of tokens without a page are for masked loads."""
+    NUM_KV_HEADS * PAGE_SIZE further. Reads the page table only below end_token; rows past it are for masked loads."""
     tokens = first_token + tl.arange(0, TILE)
-    return (ids.to(tl.int64) * (2 * NUM_KV_HEADS) + kv_head) * PAGE_SIZE + tokens % PAGE_SIZE
+    if PAGE_SIZE % TILE == 0:
+        page_id = tl.load(page_table_ptr + first_token // PAGE_SIZE).to(tl.int64)
+        rows = (page_id * (2 * NUM_KV_HEADS) + kv_head) * PAGE_SIZE + tokens % PAGE_SIZE
+    else:
+        page_ids = tl.load(page_table_ptr + tokens // PAGE_SIZE, mask=tokens < end_token, other=0).to(tl.int64)
+        rows = (page_ids * (2 * NUM_KV_HEADS) + kv_head) * PAGE_SIZE + tokens % PAGE_SIZE
+    return rows
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import triton.language as tl
 from pagewire_kernels.interface import SHARED_TILE_ROWS, AttentionBatch, SharedPrefixes
 from pagewire_kernels.triton.early_start import early_start, let_next_start, wait_for_previous
 from pagewire_kernels.triton.launch import next_power_of_two, on_hip, shared_tiles
-from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_ids, page_rows, softmax_step
+from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_rows, softmax_step
 
 
 @triton.jit(do_not_specialize=["page_tables_ptr", "members_ptr", "tiles_ptr", "page_table_stride"])
@@ -71,11 +71,9 @@ def shared_prefix_kernel(
     weighted = tl.zeros([MEMBERS * HEADS, HEAD_DIM], tl.float32)
     leader = tl.load(members_ptr + first_member).to(tl.int64)
     page_table_ptr = page_tables_ptr + leader * page_table_stride
-    ids = page_ids(page_table_ptr, begin, end, PAGE_SIZE, TILE)
     for first_token in tl.range(begin, end, TILE, num_stages=NUM_STAGES):
         visible = first_token + tl.arange(0, TILE) < end
-        key_rows = page_rows(ids, first_token, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
-        ids = page_ids(page_table_ptr, first_token + TILE, end, PAGE_SIZE, TILE)
+        key_rows = page_rows(page_table_ptr, first_token, end, kv_head, NUM_KV_HEADS, PAGE_SIZE, TILE)
         keys = tl.load(kv_pages_ptr + key_rows[None, :] * HEAD_DIM + dims[:, None], mask=visible[None, :], other=0.0)
         scores = tl.dot(q, keys.to(q.dtype), input_precision="ieee") * (scale * LOG2_E)
         scores = tl.where(visible[None, :], scores, LOWEST)
