@@ -35,6 +35,37 @@ def split_tokens(kv_len, NUM_SPLITS: tl.constexpr, MIN_SPLIT: tl.constexpr, TILE
 
 
 @triton.jit
+def combine_splits(
+    partial_ptr,
+    log_sum_ptr,
+    out_ptr,
+    splits_used,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Weighs the partial results of one key/value head's rows in split order."""
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, HEAD_DIM)
+    exists = rows < GROUP
+    peak = tl.full([ROWS], LOWEST, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    weighted = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    for split in tl.range(0, splits_used):
+        split_rows = split * ROWS + rows
+        log_sum = tl.load(log_sum_ptr + split_rows, mask=exists, other=LOWEST, cache_modifier=".cg")
+        source = partial_ptr + split_rows[:, None] * HEAD_DIM + dims[None, :]
+        partial = tl.load(source, mask=exists[:, None], other=0.0, cache_modifier=".cg")
+        new_peak = tl.maximum(peak, log_sum)
+        rescale, weight = tl.exp2(peak - new_peak), tl.exp2(log_sum - new_peak)
+        total = total * rescale + weight
+        weighted = weighted * rescale[:, None] + partial * weight[:, None]
+        peak = new_peak
+    target = out_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(target, (weighted / total[:, None]).to(out_ptr.dtype.element_ty), mask=exists[:, None])
+
+
+@triton.jit
 def leading_rows(peak, total, weighted, ROWS: tl.constexpr, KEPT: tl.constexpr, HEAD_DIM: tl.constexpr):
     """The first KEPT of ROWS rows of a running softmax."""
     kept = tl.arange(0, ROWS) < KEPT
@@ -116,7 +147,7 @@ def paged_decode_kernel(
     if SHARED_SLOTS == 0:
         wait_for_previous(PDL)
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    CACHED: tl.constexpr = ".cg" if PDL else ""
+    CACHED: tl.constexpr = ".cg" if PDL and SHARED_SLOTS > 0 else ""
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -154,25 +185,34 @@ def paged_decode_kernel(
         values = tl.load(value_source, mask=visible[:, None], other=0.0, cache_modifier=CACHED)
         peak, total, weighted = softmax_step(scores, values.to(q.dtype), peak, total, weighted)
 
-    SLOTS: tl.constexpr = NUM_SPLITS + SHARED_SLOTS
-    out_target = out_ptr + sequence * (NUM_HEADS * HEAD_DIM) + kv_head * (GROUP * HEAD_DIM)
-    if SLOTS == 1:
+    head = sequence * NUM_KV_HEADS + kv_head
+    counters_ptr += head
+    out_ptr += head * (GROUP * HEAD_DIM)
+    if SHARED_SLOTS == 0:
         # A padded sequence (kv_len 0) has total 0 and writes zeros.
         result = weighted / tl.maximum(total, 1.0e-30)[:, None]
-        row_target = out_target + rows[:, None] * HEAD_DIM + dims[None, :]
-        tl.store(row_target, result.to(out_ptr.dtype.element_ty), mask=exists)
+        row_offsets = rows[:, None] * HEAD_DIM + dims[None, :]
+        if tokens_per_split >= own_len:
+            tl.store(out_ptr + row_offsets, result.to(out_ptr.dtype.element_ty), mask=exists)
+        else:
+            partial_ptr += head * (NUM_SPLITS * ROWS * HEAD_DIM)
+            log_sum_ptr += head * (NUM_SPLITS * ROWS)
+            tl.store(partial_ptr + split * (ROWS * HEAD_DIM) + row_offsets, result, mask=exists)
+            tl.store(log_sum_ptr + split * ROWS + rows, peak + tl.log2(total), mask=rows < GROUP)
+            tl.debug_barrier()
+            splits_used = tl.cdiv(own_len, tokens_per_split)
+            if tl.atomic_add(counters_ptr, 1, sem="acq_rel") == splits_used - 1:
+                tl.debug_barrier()
+                combine_splits(partial_ptr, log_sum_ptr, out_ptr, splits_used, GROUP, HEAD_DIM, ROWS)
+                tl.store(counters_ptr, 0)
     else:
         peak, total, weighted = leading_rows(peak, total, weighted, ROWS, GROUP_ROWS, HEAD_DIM)
         heads = tl.arange(0, GROUP_ROWS)
         exists = (heads < GROUP)[:, None]
-        slots = (sequence * NUM_KV_HEADS + kv_head) * (SLOTS * GROUP_ROWS)
-        partial_ptr += slots * HEAD_DIM
-        log_sum_ptr += slots
-        counters_ptr += sequence * NUM_KV_HEADS + kv_head
-        shared_parts = tl.full((), 0, tl.int32)
-        if SHARED_SLOTS > 0:
-            wait_for_previous(PDL)
-            shared_parts = tl.load(shared_parts_ptr + sequence)
+        partial_ptr += head * ((NUM_SPLITS + SHARED_SLOTS) * GROUP_ROWS * HEAD_DIM)
+        log_sum_ptr += head * ((NUM_SPLITS + SHARED_SLOTS) * GROUP_ROWS)
+        wait_for_previous(PDL)
+        shared_parts = tl.load(shared_parts_ptr + sequence)
         own_parts = tl.full((), 0, tl.int32)
         is_last = own_parts == 0
         if NUM_SPLITS > 1:  # noqa: SIM102 - decided when this is compiled
@@ -194,8 +234,8 @@ def paged_decode_kernel(
                 NUM_SPLITS, PARTS, GROUP, GROUP_ROWS, HEAD_DIM,
             )  # fmt: skip
             result = weighted / tl.maximum(total, 1.0e-30)[:, None]
-            head_target = out_target + heads[:, None] * HEAD_DIM + dims[None, :]
-            tl.store(head_target, result.to(out_ptr.dtype.element_ty), mask=exists)
+            out_target = out_ptr + heads[:, None] * HEAD_DIM + dims[None, :]
+            tl.store(out_target, result.to(out_ptr.dtype.element_ty), mask=exists)
             if own_parts > 0:
                 tl.store(counters_ptr, 0)
 
@@ -217,14 +257,16 @@ def paged_decode(
     """
     num_heads, num_kv_heads, head_dim, page_size = check_attention_shapes(q, kv_pages)
     sequences = batch.num_decodes
+    shares = batch.shared is not None
     group_rows = next_power_of_two(num_heads // num_kv_heads)
-    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip(), shares=batch.shared is not None)
+    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip(), shares=shares)
     splits, min_split = decode_splits(
         sequences, num_kv_heads, batch.max_kv_len, num_processors(q.device), uneven=batch.uneven
     )
-    shared_slots = MAX_SHARED_PARTS if batch.shared is not None else 0
+    shared_slots = MAX_SHARED_PARTS if shares else 0
     slots = splits + shared_slots
-    partial_rows = sequences * num_kv_heads * slots * group_rows if slots > 1 else 1
+    slot_rows = group_rows if shares else tiles.rows
+    partial_rows = sequences * num_kv_heads * slots * slot_rows if slots > 1 else 1
     partial = torch.empty((partial_rows, head_dim), dtype=torch.float32, device=q.device)
     log_sum = torch.empty((partial_rows,), dtype=torch.float32, device=q.device)
     if batch.shared is not None:
