@@ -259,7 +259,9 @@ def paged_decode(
     sequences = batch.num_decodes
     shares = batch.shared is not None
     group_rows = next_power_of_two(num_heads // num_kv_heads)
-    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip(), shares=shares)
+    # Beside chunks a launch has this form whether rows share or not: then tiles that suit long rows.
+    shares_alone = shares and batch.kv_lens.shape[0] == sequences
+    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip(), shares=shares_alone)
     splits, min_split = decode_splits(
         sequences, num_kv_heads, batch.max_kv_len, num_processors(q.device), uneven=batch.uneven
     )
