@@ -77,11 +77,13 @@ def test_few_requests_are_one_message() -> None:
         assert (channel.alone, channel.streamed) == ([names], [])
 
 
-def test_many_requests_are_few_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "MAX_BATCH_BYTES", 250)
+def test_many_requests_are_few_messages_the_first_of_them_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = requests(1)[0].ByteSize()
+    monkeypatch.setattr(many, "FIRST_BATCH_BYTES", 2 * size)
+    monkeypatch.setattr(many, "MAX_BATCH_BYTES", 3 * size)
     channel = Channel()
-    assert run(channel, requests(5)) == ["0", "1", "2", "3", "4"]
-    assert (channel.alone, channel.streamed) == ([], [["0", "1"], ["2", "3"], ["4"]])
+    assert run(channel, requests(9)) == [str(place) for place in range(9)]
+    assert (channel.alone, channel.streamed) == ([], [["0", "1"], ["2", "3", "4"], ["5", "6", "7"], ["8"]])
 
 
 def test_requests_that_come_one_by_one_go_out_so() -> None:

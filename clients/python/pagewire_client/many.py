@@ -19,8 +19,9 @@ from .errors import InternalError, ServerError, from_rpc_error, from_status
 from .joining import Joiner
 from .results import Generation, Summary
 
-MAX_BATCH_BYTES = 1024 * 1024
-"""Requests of one message; a larger request goes alone."""
+FIRST_BATCH_BYTES, MAX_BATCH_BYTES = 64 * 1024, 1024 * 1024
+"""Requests of one message: the first message is short, so that the server begins while the next, twice as long, is
+made. A larger request goes alone."""
 
 Outcomes = Generator[tuple[str, Generation | ServerError], None, None]
 
@@ -54,21 +55,22 @@ class Many:
         if first is None:
             return
         if second is None:
-            with closing(_outcomes(self._method_of_one_message(first, **call), joiners)) as outcomes:
-                yield from islice(outcomes, len(requests))  # no need to wait for the status
+            stream = self._method_of_one_message(first, **call)
         else:
-            yield from _outcomes(self._method(chain((first, second), messages), **call), joiners)
+            stream = self._method(chain((first, second), messages), **call)
+        with closing(_outcomes(stream, joiners)) as outcomes:
+            yield from islice(outcomes, len(requests))  # no need to wait for the status
 
 
 def _batches(requests: Sequence[pb.GenerateRequest]) -> Iterator[list[pb.GenerateRequest]]:
     """Requests that go out in one message, which costs both sides more than a request of some hundred tokens."""
     some: list[pb.GenerateRequest] = []
-    num_bytes = 0
+    num_bytes, most = 0, FIRST_BATCH_BYTES
     for request in requests:
         size = request.ByteSize()
-        if some and num_bytes + size > MAX_BATCH_BYTES:
+        if some and num_bytes + size > most:
             yield some
-            some, num_bytes = [], 0
+            some, num_bytes, most = [], 0, min(2 * most, MAX_BATCH_BYTES)
         some.append(request)
         num_bytes += size
     if some:
