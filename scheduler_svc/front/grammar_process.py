@@ -28,14 +28,18 @@ _MAX_MESSAGE = 300
 _NOTHING = "there is no text of this form"
 _LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=100_000, verbose_errors=False)
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
-_OF_OUR_GRAMMAR = re.compile(r"^at \d+\(\d+\): |\n *1 \| .*", re.DOTALL)
+_OF_OUR_GRAMMAR = re.compile(r"(?<=llguidance: )at \d+\(\d+\): |\n *1 \| .*", re.DOTALL)
 """Where in the grammar that was made of a regular expression, and its lines: its caller wrote none of them."""
 _NO_BLANKS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 """JSON has one blank behind commas and colons and no other: models that like blanks would never come to an end."""
 
 
 class RefusedError(ValueError):
-    """There is no such grammar; the text is ours, for the caller."""
+    """There is no such grammar; the text is for the caller."""
+
+
+def _library_refused(words: str) -> RefusedError:
+    return RefusedError(f"cannot be followed; llguidance: {words}")
 
 
 def _of_json_schema(schema: str) -> str:
@@ -57,11 +61,11 @@ def _of_grammar(text: str) -> str:
     try:
         lark = gbnf_to_lark(text) if _GBNF_RULE.search(text) else text
     except Exception as error:  # the converter raises plain ones
-        raise ValueError(str(error)) from None
+        raise _library_refused(str(error)) from None
     grammar = json.dumps({"grammars": [{"lark_grammar": lark}]})
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_LIMITS)
     if is_error:
-        raise ValueError(messages[0])
+        raise _library_refused(messages[0])
     if messages:  # without a tokenizer the library warns of special tokens, which are never part of a form
         raise RefusedError("special tokens cannot be part of it")
     return grammar
@@ -73,7 +77,7 @@ MAKERS: dict[str, Callable[[Any], str]] = {
     "choice": _of_choice,
     "grammar": _of_grammar,
 }
-"""By kind of form. They raise ValueError with the library's words, RefusedError with ours."""
+"""By kind of form. They raise RefusedError or the library's ValueError."""
 
 
 def writable(kind: str, grammar: str, without: str) -> str:
@@ -88,7 +92,7 @@ def writable(kind: str, grammar: str, without: str) -> str:
 
 
 def try_grammar(tokenizer: LLTokenizer, grammar: str) -> None:
-    """Raises: RefusedError or, with the library's words, ValueError if a worker could not follow it."""
+    """Raises: RefusedError if a worker could not follow it."""
     deadline = time.process_time() + _TRIAL_SECONDS
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
     ends = sum(1 << token_id for token_id in set(tokenizer.eos_tokens))
@@ -97,7 +101,7 @@ def try_grammar(tokenizer: LLTokenizer, grammar: str) -> None:
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             error = matcher.get_error()
-            raise RefusedError(_NOTHING) if error.startswith("NoExtension") else ValueError(error)
+            raise RefusedError(_NOTHING) if error.startswith("NoExtension") else _library_refused(error)
         allowed = int.from_bytes(mask, "little") & ~ends
         if not allowed:
             break
@@ -128,12 +132,10 @@ def _prepare(first: dict[str, Any]) -> Answer:
         try:
             grammar = writable(asked["kind"], MAKERS[asked["kind"]](asked["content"]), without)
             try_grammar(tokenizer, grammar)
-        except RefusedError as error:
-            return {"refused": str(error)}
         except ValueError as error:
-            told = _OF_OUR_GRAMMAR.sub("", str(error)) if asked["kind"] == "regex" else str(error)
-            told = " ".join(told.replace("<non-verbose/>", "").split())
-            return {"refused": f"cannot be followed; llguidance: {told}"[:_MAX_MESSAGE]}
+            told = str(error if isinstance(error, RefusedError) else _library_refused(str(error)))
+            told = _OF_OUR_GRAMMAR.sub("", told) if asked["kind"] == "regex" else told
+            return {"refused": " ".join(told.replace("<non-verbose/>", "").split())[:_MAX_MESSAGE]}
         return {"grammar": grammar}
 
     return answer
