@@ -20,6 +20,7 @@ from scheduler_svc.children import FrontFailed, Fronts
 from scheduler_svc.config import SchedulerConfig, runtime_dir
 from scheduler_svc.core.types import CoreConfig, SchedulingPolicy
 from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.freed_memory import keep_freed_memory
 from scheduler_svc.machine import default_fronts, has_cores_to_spare
 from scheduler_svc.metrics_server import MetricsPortError, MetricsServer
 from scheduler_svc.polling import POLLING_SECONDS
@@ -80,6 +81,7 @@ class SchedulerProcess:
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLDS)
+            keep_freed_memory()
             self._engine.run(self._checked(lambda: self._engine.is_drained))
             self._stop_fronts()
         finally:
