@@ -1,8 +1,10 @@
 """The simulated fleet: everything ends, the same seed gives the same life, and the rules differ as they should."""
 
+from benchmarks.measure import percentile
 from benchmarks.simulate import PLACEMENTS, cards, compare_shares, config
 from benchmarks.simulated_fleet import Fleet
 from benchmarks.simulated_load import Load
+from benchmarks.simulated_streams import Streams
 from scheduler_svc.core.placement import Placement
 from scheduler_svc.core.types import Ended
 
@@ -40,3 +42,15 @@ def test_more_rows_do_not_cost_throughput() -> None:
         seconds[num_rows] = fleet.run(arrivals)
         assert len(fleet.ended) == 900
     assert 0.98 * seconds[1024] <= seconds[256], seconds
+
+
+def test_a_target_for_steps_trades_first_tokens_for_gaps() -> None:
+    made = []
+    for seconds in (0.0, 0.05):
+        streams = Streams(seconds)
+        streams.run(4, 16)
+        streams.run(64, 96)
+        assert len(streams.first_tokens) == 96
+        made.append((percentile(streams.first_tokens, 99), percentile(streams.gaps, 99)))
+    assert made[0][0] < made[1][0]
+    assert made[0][1] > 0.1 > made[1][1]
