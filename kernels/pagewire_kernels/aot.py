@@ -107,8 +107,11 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
 
     group_rows = launch.next_power_of_two(group)
     partials = {"partial_ptr": "*fp32", "log_sum_ptr": "*fp32", "counters_ptr": "*i32"}
-    for name, splits, shared_slots in (("", 8, 0), (" behind a prefix", 1, MAX_SHARED_PARTS)):
-        tiles = launch.decode_tiles(group, shape.dtype, hip, shares=shared_slots > 0)
+    variants = [("", 8, 0, False), (" behind a prefix", 1, MAX_SHARED_PARTS, False)]
+    if not hip and shape.dtype != torch.float32:
+        variants.append((" of many rounds", 1, 0, True))
+    for name, splits, shared_slots, many_rounds in variants:
+        tiles = launch.decode_tiles(group, shape.dtype, hip, shares=shared_slots > 0, many_rounds=many_rounds)
         yield Build(
             f"paged_decode[{shape.name}]{name}",
             paged_decode.paged_decode_kernel,

@@ -36,6 +36,18 @@ FAR_CASE = AttentionCase(
     page_size=16,
     sequences=((1, 40), (1, 700), (20, 52), (17, 17)),
 )
+MANY_CASES = [
+    AttentionCase(
+        name=f"many-gqa{group}-d{head_dim}",
+        num_heads=8 * group,
+        num_kv_heads=8,
+        head_dim=head_dim,
+        page_size=32,
+        sequences=tuple((1, length) for length in (1, 700, 0, 128, 129, 384, 31, 256, 517, 90) * 15),
+    )
+    for group, head_dim in ((2, 128), (4, 128), (1, 64))
+]
+"""Sequences enough for many rounds of all processors."""
 FAR_FIRST_PAGE = 65_530
 """2**31 elements lie before page 65,536 of this shape (32,768 elements a page)."""
 FAR_PAGES = 65_700
@@ -48,7 +60,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> TritonKernels:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*ATTENTION_CASES, *MANY_CASES], ids=lambda case: case.name)
 def test_attention(kernels: TritonKernels, case: AttentionCase, dtype: torch.dtype) -> None:
     kernel_checks.check_attention(kernels, case, dtype, "cuda")
 

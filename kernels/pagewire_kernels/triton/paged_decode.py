@@ -18,6 +18,7 @@ from pagewire_kernels.triton.early_start import early_start, let_next_start, wai
 from pagewire_kernels.triton.launch import (
     check_attention_shapes,
     combine_parts,
+    decode_rounds,
     decode_splits,
     decode_tiles,
     next_power_of_two,
@@ -261,10 +262,10 @@ def paged_decode(
     group_rows = next_power_of_two(num_heads // num_kv_heads)
     # Beside chunks a launch has this form whether rows share or not: then tiles that suit long rows.
     shares_alone = shares and batch.kv_lens.shape[0] == sequences
-    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip(), shares=shares_alone)
-    splits, min_split = decode_splits(
-        sequences, num_kv_heads, batch.max_kv_len, num_processors(q.device), uneven=batch.uneven
-    )
+    processors = num_processors(q.device)
+    many_rounds = not shares and decode_rounds(sequences * num_kv_heads, head_dim, q.dtype, processors)
+    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip(), shares=shares_alone, many_rounds=many_rounds)
+    splits, min_split = decode_splits(sequences, num_kv_heads, batch.max_kv_len, processors, uneven=batch.uneven)
     shared_slots = MAX_SHARED_PARTS if shares else 0
     slots = splits + shared_slots
     slot_rows = group_rows if shares else tiles.rows
