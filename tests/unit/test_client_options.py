@@ -60,7 +60,10 @@ def test_long_prompts_are_packed() -> None:
         message = text_request(prompt, {}).token_ids
         assert array("I", message.packed_ids) == array("I", ids)
         assert not message.ids
-    assert list(text_request(ids[:10], {}).token_ids.ids) == ids[:10]
+    few: Any
+    for few in (ids[:10], iter(ids[:10])):
+        assert list(text_request(few, {}).token_ids.ids) == ids[:10]
+    wrong: Any
     for wrong in (-1, 2**32, 1.5, "1", None):
         with pytest.raises(InvalidRequestError, match="token_ids"):
             text_request([*ids, wrong], {})

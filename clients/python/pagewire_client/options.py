@@ -234,13 +234,15 @@ def set_field(target: Message, name: str, value: Any, path: str) -> None:
 def fill_token_ids(message: pb.TokenIds, prompt: Iterable[Any]) -> None:
     """Writes a prompt's ids, packed if they are many. Raises: InvalidRequestError."""
     message.SetInParent()
+    listed = prompt
     try:
-        ids = array("I", prompt if isinstance(prompt, list) else list(prompt))
+        listed = prompt if isinstance(prompt, list) else list(prompt)
+        ids = array("I", listed)
     except (TypeError, ValueError, OverflowError):
         # What is wrong with them is told in protobuf's words.
         ids = array("I")
     if len(ids) < PACKED_FROM:
-        _extend(message, "ids", prompt, "token_ids")
+        _extend(message, "ids", listed, "token_ids")
         return
     if sys.byteorder == "big":
         ids.byteswap()
