@@ -15,10 +15,11 @@ from gpu_worker.config import WorkerConfig
 from gpu_worker.curve import read_keys
 from gpu_worker.device import pick_device
 from gpu_worker.leading_runner import LeadingRunner
+from gpu_worker.link_events import LinkEvent, Stop
 from gpu_worker.other_ranks import OtherRanks
 from gpu_worker.polling import Polling
 from gpu_worker.rank_group import ALONE, ProcessGroup, RankGroup
-from gpu_worker.scheduler_link import LinkEvent, SchedulerLink, Stop
+from gpu_worker.scheduler_link import SchedulerLink
 from gpu_worker.worker import Runner, Worker
 
 

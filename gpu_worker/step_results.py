@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 from gpu_worker.batch_plan import StepResult
 from gpu_worker.errors import DeviceLostError
+from gpu_worker.link_events import LinkEvent, Stop
 from gpu_worker.model_runner import StepOutput
-from gpu_worker.scheduler_link import LinkEvent, Stop
 
 _LATE_SECONDS = 0.002
 """How often the thread looks while steps are in flight."""

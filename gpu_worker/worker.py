@@ -15,10 +15,10 @@ import torch
 
 from gpu_worker.batch_plan import BatchPlan, PageNames, StepResult
 from gpu_worker.errors import DeviceLostError, HelloRefusedError, PlanRefusedError
+from gpu_worker.link_events import Joined, Left, LinkEvent, Refused
 from gpu_worker.model_runner import StepOutput
 from gpu_worker.polling import Polling
 from gpu_worker.published_pages import Inventory, PublishedPages
-from gpu_worker.scheduler_link import Joined, Left, LinkEvent, Refused
 from gpu_worker.step_results import StepResults
 
 CLEAN_EXIT, FAILED_EXIT = 0, 1

@@ -13,12 +13,13 @@ from support.plan_driver import Generation, PlanMaker
 from support.tiny_models import TinyModel, greedy, make_model, random_prompt
 from support.worker_wire import WireScheduler, plan_message
 
-from gpu_worker import scheduler_link, startup
+from gpu_worker import link_rounds, startup
 from gpu_worker.batch_plan import BatchPlan, int32s
 from gpu_worker.config import WorkerConfig
 from gpu_worker.errors import HelloRefusedError
+from gpu_worker.link_events import LinkEvent, Stop
 from gpu_worker.polling import Polling
-from gpu_worker.scheduler_link import LinkEvent, SchedulerLink, Stop
+from gpu_worker.scheduler_link import SchedulerLink
 from gpu_worker.worker import Worker
 
 JOIN_SECONDS = 20
@@ -283,7 +284,7 @@ def test_an_epoch_ends_and_another_begins_with_empty_rows(
     ending: Callable[[WireScheduler], None],
 ) -> None:
     if ending is say_nothing:
-        monkeypatch.setattr(scheduler_link, "SILENCE_SECONDS", 0.5)
+        monkeypatch.setattr(link_rounds, "SILENCE_SECONDS", 0.5)
     wire.join()
     maker, plan = first_plan(wire)
     wire.send_plan(plan)

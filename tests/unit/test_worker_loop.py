@@ -10,10 +10,10 @@ import torch
 
 from gpu_worker.batch_plan import BatchPlan, StepResult
 from gpu_worker.errors import DeviceLostError
+from gpu_worker.link_events import Joined, LinkEvent, Stop
 from gpu_worker.model_runner import StepOutput
 from gpu_worker.polling import Polling
 from gpu_worker.published_pages import Inventory
-from gpu_worker.scheduler_link import Joined, LinkEvent, Stop
 from gpu_worker.worker import FAILED_EXIT, Worker
 
 
