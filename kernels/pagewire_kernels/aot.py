@@ -30,6 +30,7 @@ from pagewire_kernels.triton import (
     shared_prefix,
     silu_mul,
     skinny_linear,
+    tiled_linear,
     unpack_weight,
 )
 from pagewire_kernels.triton import threshold as threshold_file
@@ -245,6 +246,22 @@ def _linear_builds(hip: bool) -> Iterator[Build]:
             {"X_STRIDE": num_inputs, "NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs, "SPLITS": splits}
             | {"BIAS": False, "ROWS": rows, "OUTPUTS": skinny_linear.TILE_OUTPUTS}
             | {"INPUTS": skinny_linear.TILE_INPUTS, "NUM_STAGES": 1 if hip else 5, "PDL": not hip},
+            4,
+        )
+    for num_outputs, num_inputs, rows in ((1024, 3072, 64), (4096, 1024, 128)):
+        tiles = tiled_linear.linear_tiles(rows, num_outputs, num_inputs)
+        if tiles is None:
+            raise ValueError(f"no tiles for {rows} rows and a weight of {num_outputs} x {num_inputs}")
+        yield Build(
+            f"tiled_linear[{num_outputs} x {num_inputs}]",
+            tiled_linear.tiled_linear_kernel,
+            {"x_desc": f"tensordesc<bf16[{tiled_linear.TILE_ROWS}, {tiled_linear.TILE_INPUTS}]>"}
+            | {"weight_desc": f"tensordesc<bf16[{tiles.outputs}, {tiled_linear.TILE_INPUTS}]>"}
+            | {"weight_ptr": data, "bias_ptr": data, "out_ptr": data, "num_rows": "i32"}
+            | {"partial_ptr": "*fp32", "counters_ptr": "*i32"},
+            {"NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs, "SPLITS": tiles.splits, "BIAS": True}
+            | {"ROWS": tiled_linear.TILE_ROWS, "OUTPUTS": tiles.outputs, "INPUTS": tiled_linear.TILE_INPUTS}
+            | {"NUM_STAGES": 1 if hip else tiles.stages, "PREFETCH": not hip, "THREADS": 128, "PDL": not hip},
             4,
         )
     yield Build(

@@ -102,6 +102,21 @@ def test_linear_of_few_rows(kernels: TritonKernels, dtype: torch.dtype) -> None:
     kernel_checks.check_linear(kernels, dtype, "cuda")
 
 
+def test_linear_of_some_tens_of_rows_depends_neither_on_timing_nor_on_other_rows(kernels: TritonKernels) -> None:
+    for num_outputs, num_inputs in ((1024, 3072), (4096, 1024)):
+        weight = torch.randn(num_outputs, num_inputs, device="cuda", dtype=torch.bfloat16)
+        guarded = torch.full((128, num_inputs), float("nan"), device="cuda", dtype=torch.bfloat16)
+        for rows in (48, 64, 120):
+            guarded[:rows] = torch.randn(rows, num_inputs, device="cuda", dtype=torch.bfloat16)
+            first = kernels.linear(guarded[:rows], weight, None)
+            assert bool(first.isfinite().all())
+            for _ in range(20):
+                assert torch.equal(kernels.linear(guarded[:rows], weight, None), first)
+            changed = guarded[:rows].clone()
+            changed[1:] = 1.0
+            assert torch.equal(kernels.linear(changed, weight, None)[0], first[0])
+
+
 @pytest.mark.parametrize("parameters", sampling_checks.PARAMETERS, ids=str)
 def test_sampling_equals_the_reference(kernels: TritonKernels, parameters: dict[str, float]) -> None:
     for dtype in DTYPES:
@@ -207,6 +222,15 @@ def test_row_kernels_in_a_graph_follow_their_inputs() -> None:
     normed = kernel_checks.REFERENCE.rms_norm(fresh, weight, 1e-5)
     expected = kernel_checks.REFERENCE.silu_mul(kernel_checks.REFERENCE.rms_norm(normed, weight, 1e-5))
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [50, 120])
+def test_linear_in_a_graph_follows_its_inputs(rows: int) -> None:
+    kernels = TritonKernels()
+    x = torch.randn(rows, 3072, device="cuda", dtype=torch.bfloat16)
+    weight, fresh = torch.randn(1024, 3072, device="cuda", dtype=torch.bfloat16), torch.randn_like(x)
+    out = replayed(lambda: kernels.linear(x, weight, None), lambda: x.copy_(fresh))
+    assert torch.equal(out, kernels.linear(fresh, weight, None))
 
 
 def test_rotary_kv_write_in_a_graph_follows_its_inputs() -> None:

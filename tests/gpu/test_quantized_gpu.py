@@ -44,8 +44,8 @@ def test_sizes_of_models(kernels: TritonKernels, size: tuple[int, int]) -> None:
 
 def test_results_do_not_depend_on_timing_or_on_other_rows(kernels: TritonKernels) -> None:
     product = kernels.prepare_quantized(quantized_weight(4096, 4096, 128, 4, device="cuda"), torch.bfloat16)
-    x = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
-    for rows in (8, 64):
+    x = torch.randn(80, 4096, device="cuda", dtype=torch.bfloat16)
+    for rows in (8, 48, 64, 80):
         first = product(x[:rows], None)
         for _ in range(20):
             assert torch.equal(product(x[:rows], None), first)
@@ -54,8 +54,8 @@ def test_results_do_not_depend_on_timing_or_on_other_rows(kernels: TritonKernels
 
 def test_rows_past_the_last_are_neither_read_nor_written(kernels: TritonKernels) -> None:
     product = kernels.prepare_quantized(quantized_weight(128, 576, 64, 4, device="cuda"), torch.bfloat16)
-    guarded = torch.full((40, 576), float("nan"), device="cuda", dtype=torch.bfloat16)
-    for rows in (1, 5, 8, 9, 30):
+    guarded = torch.full((140, 576), float("nan"), device="cuda", dtype=torch.bfloat16)
+    for rows in (1, 5, 8, 9, 30, 40, 70, 100):
         guarded.fill_(float("nan"))
         guarded[:rows] = torch.randn(rows, 576, device="cuda", dtype=torch.bfloat16)
         assert bool(product(guarded[:rows], None).isfinite().all())

@@ -50,6 +50,15 @@ def test_products_of_many_rows_use_floats_made_by_panels_or_kept(
     torch.testing.assert_close(product(x, None), by_panels, rtol=2e-3, atol=2e-3)
 
 
+def test_some_tens_of_rows_of_a_small_weight_use_the_copy(kernels: TritonKernels) -> None:
+    product = kernels.prepare_quantized(quantized_weight(192, 256, 128, 4), torch.float16)
+    assert isinstance(product, PackedProduct)
+    product.keep_floats()
+    x = torch.randn(70, 256).half()
+    assert torch.equal(product(x, None), torch.nn.functional.linear(x, product.floats()))
+    assert not torch.equal(product(x[:64], None), torch.nn.functional.linear(x[:64], product.floats()))
+
+
 @pytest.mark.parametrize("tiles", [(64, 16, 1), (64, 16, 3), (128, 32, 2), (128, 16, 5)], ids=str)
 def test_every_way_to_cut_a_product_up(kernels: TritonKernels, tiles: tuple[int, int, int]) -> None:
     """Outputs and rows that are no multiple of a tile's, splits that take unequal shares of 5 chunks."""

@@ -20,7 +20,7 @@ def test_kernels_compile(target: str) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
     for kernel in (
         "shared_prefix", "paged_decode", "paged_chunk", "rotary_kv_write", "rms_norm", "add_rms_norm", "silu_mul",
-        "skinny_linear", "vector_linear", "packed_linear", "unpack_weight", "tile_argmax", "row_argmax",
+        "skinny_linear", "tiled_linear", "vector_linear", "packed_linear", "unpack_weight", "tile_argmax", "row_argmax",
         "truncation_threshold",
     ):  # fmt: skip
         assert f"{target} {kernel}" in finished.stdout

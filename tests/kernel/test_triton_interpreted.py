@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pagewire_kernels.triton import TritonKernels, launch, paged_decode
+from pagewire_kernels.triton import TritonKernels, launch, paged_decode, tiled_linear
 from support import kernel_checks, sampling_checks
 from support.kernel_cases import (
     ATTENTION_CASES,
@@ -91,6 +91,36 @@ def test_fp8_pages(kernels: TritonKernels, case: AttentionCase) -> None:
 
 def test_linear_of_few_rows(kernels: TritonKernels) -> None:
     kernel_checks.check_linear(kernels, torch.float16)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+def test_linear_by_tiles(splits: int) -> None:
+    """Rows cut from a wider tensor, more than one tile of them, the last not full; the split inputs' counters end as
+    they were."""
+    x, weight, bias = torch.randn(70, 768)[:, :512].half(), torch.randn(64, 512).half(), torch.randn(64).half()
+    counters = torch.zeros(8, dtype=torch.int32)
+    tiles = tiled_linear.LinearTiles(outputs=32, splits=splits, stages=1)
+    found = tiled_linear.tiled_linear(x, weight, bias, counters, tiles)
+    expected = x.float() @ weight.float().t() + bias.float()
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=5e-2)
+    assert not counters.any()
+
+
+def test_tiles_are_one_wave_that_divides_the_product() -> None:
+    for num_rows in range(300):
+        for num_outputs, num_inputs in (
+            (1024, 2048),
+            (1024, 3072),
+            (4096, 1024),
+            (6144, 1024),
+            (576, 1536),
+            (100, 640),
+        ):
+            tiles = tiled_linear.linear_tiles(num_rows, num_outputs, num_inputs)
+            if tiles is not None:
+                assert -num_rows % 64 <= 16
+                assert num_outputs % tiles.outputs == num_inputs % (128 * tiles.splits) == 0
+                assert -(-num_rows // 64) * (num_outputs // tiles.outputs) * tiles.splits <= 132
 
 
 @pytest.mark.parametrize("parameters", sampling_checks.PARAMETERS, ids=str)

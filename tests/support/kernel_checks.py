@@ -100,12 +100,12 @@ def check_linear(kernels: KernelSet, dtype: torch.dtype, device: str = "cpu") ->
     sizes = (
         ((64, 512), (128, 1024))
         if device == "cpu"
-        else ((64, 512), (1024, 1024), (1088, 4096), (300, 512), (16384, 1024))
+        else ((64, 512), (1024, 1024), (1024, 3072), (4096, 1024), (1088, 4096), (300, 512), (16384, 1024))
     )
     for num_outputs, num_inputs in sizes:
         weight = torch.randn(num_outputs, num_inputs, generator=generator).to(device, dtype)
         bias = torch.randn(num_outputs, generator=generator).to(device, dtype)
-        for rows in (1, 2, 16, 17, 32, 33):
+        for rows in (1, 2, 16, 17, 32, 33, 64, 65, *(() if device == "cpu" else (96, 128, 200, 256))):
             x = torch.randn(rows, num_inputs, generator=generator).to(device, dtype) * num_inputs**-0.5
             for bias_or_none in (bias, None):
                 expected = F.linear(x.float(), weight.float(), None if bias_or_none is None else bias_or_none.float())

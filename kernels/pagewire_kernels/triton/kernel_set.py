@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pagewire_kernels.interface import AttentionBatch, QkNorm, QuantizedProduct, SamplingBatch
 from pagewire_kernels.quantized import QuantizedWeight
 from pagewire_kernels.reference import DequantizedProduct
-from pagewire_kernels.triton import skinny_linear
+from pagewire_kernels.triton import skinny_linear, tiled_linear
 from pagewire_kernels.triton.float8_linear import float8_product
 from pagewire_kernels.triton.paged_chunk import paged_chunk
 from pagewire_kernels.triton.paged_decode import paged_decode
@@ -65,6 +65,8 @@ class TritonKernels:
         return out
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if tiled_linear.suits(x, weight):
+            return tiled_linear.tiled_linear(x, weight, bias, self._zeros(_NUM_COUNTERS, x.device))
         if skinny_linear.suits(x, weight):
             return skinny_linear.skinny_linear(x, weight, bias, self._zeros(skinny_linear.MAX_COUNTERS, x.device))
         return F.linear(x, weight, bias)

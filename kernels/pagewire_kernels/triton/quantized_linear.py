@@ -12,13 +12,13 @@ from pagewire_kernels.quantized import QuantizedWeight
 from pagewire_kernels.triton.fragment_linear import MAX_ROWS as MAX_FRAGMENT_ROWS
 from pagewire_kernels.triton.fragment_linear import fragment_linear
 from pagewire_kernels.triton.launch import on_hopper
-from pagewire_kernels.triton.packed_linear import packed_linear
+from pagewire_kernels.triton.packed_linear import MAX_TILE_ROWS, packed_linear
 from pagewire_kernels.triton.packed_weight import TILE_OUTPUTS, PackedWeight, pack_weight
 from pagewire_kernels.triton.unpack_weight import unpack_tiles
 
 PANEL_BYTES = 128 << 20
 """Scratch for the floats of one panel."""
-MAX_PACKED_ROWS = 128
+MAX_PACKED_ROWS = 64
 """Rows up to which codes are multiplied as they are, where there is a copy in floats..."""
 MAX_PACKED_ROWS_ALONE = 384
 """... and where there is none, which costs as much as writing one."""
@@ -75,11 +75,20 @@ class PackedProduct:
         rows = x.shape[0]
         if 0 < rows <= MAX_FRAGMENT_ROWS and on_hopper():
             return fragment_linear(x, self._packed, bias)
-        if 0 < rows <= (MAX_PACKED_ROWS if self._floats is not None else MAX_PACKED_ROWS_ALONE):
+        if rows and self._takes_codes(rows):
             return packed_linear(x, self._packed, bias, self._counters)
         if self._floats is not None:
             return F.linear(x, self._floats, bias)
         return self._by_panels(x, bias)
+
+    def _takes_codes(self, rows: int) -> bool:
+        """Beside a copy, above ``MAX_PACKED_ROWS`` only those of large weights and only a full tile of rows: one
+        that is not takes up to twice as long (measured on an H200)."""
+        if self._floats is None:
+            return rows <= MAX_PACKED_ROWS_ALONE
+        tiles, chunks = self._packed.num_tiles, self._packed.num_chunks
+        is_large = tiles >= 256 or (tiles <= 64 and chunks >= 64)
+        return rows <= MAX_PACKED_ROWS or (rows == MAX_TILE_ROWS and is_large)
 
     def _by_panels(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         packed = self._packed
