@@ -148,7 +148,8 @@ def paged_decode_kernel(
     if SHARED_SLOTS == 0:
         wait_for_previous(PDL)
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    CACHED: tl.constexpr = ".cg" if PDL and SHARED_SLOTS > 0 else ""
+    # What is read before the wait may lie in the first-level cache as it was.
+    CACHED: tl.constexpr = ".cg" if SHARED_SLOTS > 0 else ""
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
