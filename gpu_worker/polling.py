@@ -5,9 +5,20 @@ loop that has just had work looks for more for a while, where there are processo
 """
 
 import os
+from pathlib import Path
 
 POLLING_SECONDS = 0.02
 _MANY_CORES = 8
+
+
+def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Processors that this process may use, and its control group (``quota``, of version 2) has time for."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        allowed, period = quota.read_text().split()
+        return cores if allowed == "max" else min(cores, int(allowed) // int(period))
+    except (OSError, ValueError):
+        return cores
 
 
 class Polling:
@@ -20,7 +31,7 @@ class Polling:
     @classmethod
     def of_machine(cls) -> "Polling":
         """As long as this machine's processors allow."""
-        return cls(POLLING_SECONDS if len(os.sched_getaffinity(0)) >= _MANY_CORES else 0.0)
+        return cls(POLLING_SECONDS if usable_cores() >= _MANY_CORES else 0.0)
 
     def had_work(self, now: float) -> None:
         self._until = now + self._seconds

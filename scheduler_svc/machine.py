@@ -7,9 +7,14 @@ _MANY_CORES = 8
 _FRONTS_OF_A_GPU = 4
 
 
-def usable_cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0))
+def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Processors that this process may use, and its control group (``quota``, of version 2) has time for."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        allowed, period = quota.read_text().split()
+        return cores if allowed == "max" else min(cores, int(allowed) // int(period))
+    except (OSError, ValueError):
+        return cores
 
 
 def has_gpu(devices: Path = Path("/dev")) -> bool:

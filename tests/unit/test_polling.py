@@ -1,29 +1,43 @@
 """Loops look again for a while after they had work, and then sleep."""
 
 import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from gpu_worker import polling
 from gpu_worker.polling import Polling as WorkerPolling
+from scheduler_svc import machine
 from scheduler_svc.front.polling import Polling as FrontPolling
 from scheduler_svc.polling import Polling
 
 
 @pytest.mark.parametrize("kind", [Polling, WorkerPolling])
 def test_a_loop_looks_again_only_after_work(kind: type[Polling] | type[WorkerPolling]) -> None:
-    polling = kind(0.02)
-    assert not polling.looks_again(5.0)
-    polling.had_work(5.0)
-    assert polling.looks_again(5.0)
-    assert polling.looks_again(5.019)
-    assert not polling.looks_again(5.021)
+    loop = kind(0.02)
+    assert not loop.looks_again(5.0)
+    loop.had_work(5.0)
+    assert loop.looks_again(5.0)
+    assert loop.looks_again(5.019)
+    assert not loop.looks_again(5.021)
 
 
 @pytest.mark.parametrize("kind", [Polling, WorkerPolling])
 def test_a_loop_that_may_not_never_does(kind: type[Polling] | type[WorkerPolling]) -> None:
-    polling = kind(0.0)
-    polling.had_work(5.0)
-    assert not polling.looks_again(5.0)
+    loop = kind(0.0)
+    loop.had_work(5.0)
+    assert not loop.looks_again(5.0)
+
+
+@pytest.mark.parametrize("count", [machine.usable_cores, polling.usable_cores])
+def test_a_control_group_may_have_less_than_the_machine(count: Callable[[Path], int], tmp_path: Path) -> None:
+    quota, own = tmp_path / "cpu.max", len(os.sched_getaffinity(0))
+    assert count(quota) == own
+    for content, cores in (("max 100000\n", own), ("100000 100000\n", 1), (f"{own + 1}00000 100000\n", own), ("?\n", own)):
+        quota.write_text(content)
+        assert count(quota) == cores
 
 
 def test_an_event_loop_turns_until_it_had_no_work_for_long() -> None:
