@@ -35,7 +35,12 @@ def test_a_loop_that_may_not_never_does(kind: type[Polling] | type[WorkerPolling
 def test_a_control_group_may_have_less_than_the_machine(count: Callable[[Path], int], tmp_path: Path) -> None:
     quota, own = tmp_path / "cpu.max", len(os.sched_getaffinity(0))
     assert count(quota) == own
-    for content, cores in (("max 100000\n", own), ("100000 100000\n", 1), (f"{own + 1}00000 100000\n", own), ("?\n", own)):
+    for content, cores in (
+        ("max 100000\n", own),
+        ("100000 100000\n", 1),
+        (f"{own + 1}00000 100000\n", own),
+        ("?\n", own),
+    ):
         quota.write_text(content)
         assert count(quota) == cores
 
