@@ -17,6 +17,8 @@ from triton.compiler import ASTSource
 
 from pagewire_kernels.interface import MAX_SHARED_PARTS, SHARED_TILE_ROWS
 from pagewire_kernels.triton import (
+    bracket,
+    candidates,
     float8_linear,
     fragment_linear,
     launch,
@@ -31,9 +33,9 @@ from pagewire_kernels.triton import (
     silu_mul,
     skinny_linear,
     tiled_linear,
+    truncated_choice,
     unpack_weight,
 )
-from pagewire_kernels.triton import threshold as threshold_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,31 +300,68 @@ def _float8_builds(num_outputs: int, num_inputs: int, rows: int) -> Iterator[Bui
 def _sampler_builds(data: str, hip: bool) -> Iterator[Build]:
     vocab = {"LOGITS_STRIDE": 49152, "VOCAB": 49152}
     tiles = {"tile_scores_ptr": "*fp32", "tile_ids_ptr": "*i32", "tile_nan_ptr": "*i32"}
-    num_tiles = launch.ceil_div(49152, 4 * sampler.TILE_COUNTERS)
+    num_tiles = launch.ceil_div(49152, 4 * sampler.TILE_COUNTERS * sampler.TILE_STEPS)
     for greedy, truncate in ((True, False), (False, True)):
         yield Build(
             f"tile_argmax[{data}, greedy={greedy}, truncate={truncate}]",
             sampler.tile_argmax_kernel,
             {"logits_ptr": data, "temperature_ptr": "*fp32", "threshold_ptr": "*fp32", "seeds_ptr": "*i64"}
-            | {"output_index_ptr": "*i32", "output_positions_ptr": "*i32", **tiles},
+            | {"token_ids_ptr": "*i32", "output_index_ptr": "*i32", "output_positions_ptr": "*i32", **tiles},
             {**vocab, "NUM_TILES": num_tiles, "TILE": sampler.TILE_COUNTERS, "GREEDY": greedy, "TRUNCATE": truncate}
-            | {"APPROXIMATE": not hip},
-            4,
+            | {"STEPS": sampler.TILE_STEPS, "APPROXIMATE": not hip},
+            sampler.TILE_WARPS,
         )
+    parameters = {"top_k_ptr": "*i32"} | dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr"), "*fp32")
+    row_words = {"seeds_ptr": "*i64", "output_index_ptr": "*i32", "output_positions_ptr": "*i32"}
+    groups = {"peaks_ptr": data, "others_ptr": data}
+    sums = {"brackets_ptr": "*fp32", "sums_ptr": "*i64"}
+    num_groups = launch.ceil_div(49152, bracket.CHUNK_TOKENS) * bracket.GROUPS
+    grouped = {"NUM_GROUPS": num_groups, "GROUP_TOKENS": bracket.GROUP_TOKENS}
     yield Build(
-        f"truncation_threshold[{data}]",
-        threshold_file.truncation_threshold_kernel,
-        {"logits_ptr": data, "threshold_ptr": "*fp32", "top_k_ptr": "*i32"}
-        | dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr"), "*fp32"),
-        {**vocab, "TILE": threshold_file.TILE_TOKENS, "UNUSED": 16 if data == "*bf16" else 0},
-        threshold_file.NUM_WARPS,
+        f"group_peaks[{data}]",
+        bracket.group_peaks_kernel,
+        {"logits_ptr": data, **parameters, **groups},
+        {**vocab, **grouped, "GROUPS": bracket.GROUPS},
+        bracket.PEAK_WARPS,
+    )
+    yield Build(
+        f"bracket[{data}]",
+        bracket.bracket_kernel,
+        {**parameters, **groups, **sums},
+        {
+            "VOCAB": 49152,
+            **grouped,
+            "TILE": launch.next_power_of_two(num_groups),
+            "NUM_BINS": bracket.NUM_BINS,
+            "CAPACITY": candidates.CAPACITY,
+        },
+        bracket.BRACKET_WARPS,
+    )
+    packed = {"packed_ptr": "*i64"}
+    yield Build(
+        f"list[{data}]",
+        candidates.list_kernel,
+        {"logits_ptr": data, **parameters, **sums, **packed},
+        {**vocab, "CAPACITY": candidates.CAPACITY, "CHUNK": candidates.LIST_CHUNK, "TILE": candidates.LIST_TILE}
+        | {"APPROXIMATE": not hip},
+        candidates.LIST_WARPS,
+    )
+    yield Build(
+        f"truncated_choice[{data}]",
+        truncated_choice.truncated_choice_kernel,
+        {"logits_ptr": data, **parameters, **row_words, **sums, **packed}
+        | {"threshold_ptr": "*fp32", "token_ids_ptr": "*i32", "status_ptr": "*u8"},
+        {**vocab, "CAPACITY": candidates.CAPACITY, "TILE": truncated_choice.SEARCH_TILE}
+        | {"CHOICE_TILE": truncated_choice.CHOICE_TILE, "UNUSED": 16 if data == "*bf16" else 0}
+        | {"APPROXIMATE": not hip},
+        truncated_choice.NUM_WARPS,
     )
     if data == "*fp32":
         yield Build(
             "row_argmax",
             sampler.row_argmax_kernel,
             {**tiles, "token_ids_ptr": "*i32", "status_ptr": "*u8"},
-            {"NUM_TILES": num_tiles, "TILE": launch.next_power_of_two(num_tiles)},
+            {"NUM_TILES": num_tiles, "TILE": launch.next_power_of_two(num_tiles), "TRUNCATE": True},
             1,
         )
 

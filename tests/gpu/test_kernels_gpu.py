@@ -138,6 +138,12 @@ def test_sampling_behaviour(kernels: TritonKernels, check: Callable[..., None]) 
     check(kernels, "cuda")
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_thresholds_of_a_large_vocabulary(dtype: torch.dtype) -> None:
+    listed = [sampling_checks.check_thresholds(128_256, dtype, shift, "cuda") for shift in range(6)]
+    assert {True, False} <= {of_row for rows in listed for of_row in rows}
+
+
 def test_cpu_and_gpu_sample_the_same_tokens() -> None:
     logits = kernel_checks.random_logits(64, 49_152)
     parameters = {"temperature": 0.8, "top_p": 0.95, "top_k": 100}

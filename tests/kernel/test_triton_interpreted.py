@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pagewire_kernels.triton import TritonKernels, launch, paged_decode, tiled_linear
+from pagewire_kernels.triton import TritonKernels, candidates, launch, paged_decode, tiled_linear
 from support import kernel_checks, sampling_checks
 from support.kernel_cases import (
     ATTENTION_CASES,
@@ -131,6 +131,17 @@ def test_sampling_equals_the_reference_word_for_word(kernels: TritonKernels, par
 def test_sampling_behaviour(kernels: TritonKernels) -> None:
     sampling_checks.check_broken_rows(kernels)
     sampling_checks.check_mixed_rows(kernels)
+
+
+@pytest.mark.parametrize(("capacity", "dtype"), [(64, torch.float32), (512, torch.float16)])
+def test_thresholds_however_many_tokens_a_list_holds(
+    monkeypatch: pytest.MonkeyPatch, capacity: int, dtype: torch.dtype
+) -> None:
+    """Lists that hold all kept tokens, those around the threshold, or too few to find it."""
+    monkeypatch.setattr(candidates, "CAPACITY", capacity)
+    listed = sampling_checks.check_thresholds(3000, dtype, shift=capacity % 5)
+    assert True in listed
+    assert False in listed
 
 
 def test_noise_does_not_depend_on_the_tile() -> None:

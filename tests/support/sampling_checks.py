@@ -3,7 +3,9 @@
 import torch
 from pagewire_kernels import KernelSet
 from pagewire_kernels.reference import truncation_threshold
-from support.kernel_cases import sampling_batch
+from pagewire_kernels.triton import TritonKernels
+from pagewire_kernels.triton.truncated_choice import choose_truncated
+from support.kernel_cases import sampling_batch, seeded
 from support.kernel_checks import check_samples, padded_vocabulary, random_logits
 
 PARAMETERS: tuple[dict[str, float], ...] = (
@@ -32,6 +34,53 @@ def check_many_seeds(
     greedy = parameters["temperature"] < 1e-6 or any(choice.items() <= parameters.items() for choice in one_left)
     if greedy and dtype == torch.float32:
         assert token_ids.tolist() == logits.argmax(dim=1).tolist()
+
+
+def rows_of_all_kinds(vocab: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+    """Logits [10, vocab] whose truncation differs in kind: near and far from uniform, with few likely tokens, negative
+    throughout, with ties, masks and infinities."""
+    normal = torch.randn(10, vocab, generator=seeded(vocab)) * torch.tensor([1, 3, 0.01, 1, 1, 10, 1, 1, 3, 0])[:, None]
+    normal[3, ::97] += 14.0
+    normal[4] -= 100.0
+    normal[6] = normal[6].round()
+    normal[7, 20:] = float("-inf")
+    normal[8, ::2] = float("-inf")
+    normal[9, 5] = float("inf")
+    return normal.to(device, dtype)
+
+
+TRUNCATIONS: tuple[dict[str, float], ...] = (
+    {"temperature": 0.8, "top_k": 50},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.1, "top_p": 0.999},
+    {"temperature": 5.0, "top_p": 0.5},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 1.2, "top_k": 3000, "top_p": 0.95, "min_p": 0.001},
+)
+
+
+def check_thresholds(vocab: int, dtype: torch.dtype, shift: int, device: str = "cpu") -> list[bool]:
+    """The Triton set keeps what the reference keeps of all kinds of rows, and chooses among it as the reference does.
+
+    ``shift`` says which row has which truncation. Returns which rows had all their kept tokens listed.
+    """
+    logits = rows_of_all_kinds(vocab, dtype, device)
+    rows = len(logits)
+    truncations = [TRUNCATIONS[(row + shift) % len(TRUNCATIONS)] for row in range(rows)]
+    off = {"top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
+    columns = {name: [{**off, **truncation}[name] for truncation in truncations] for name in ("temperature", *off)}
+    batch = sampling_batch(rows, device, **columns)
+    token_ids = torch.empty(rows, dtype=torch.int32, device=device)
+    status = torch.empty(rows, dtype=torch.uint8, device=device)
+    thresholds = choose_truncated(logits, batch, token_ids, status)
+    for row, values in enumerate(logits.float()):
+        temperature, top_k, top_p, min_p = (column[row] for column in columns.values())
+        expected = truncation_threshold(values, temperature, int(top_k), top_p, min_p)
+        possible = values > float("-inf")
+        kept = (values >= thresholds[row]) & possible
+        assert torch.equal(kept, (values >= expected) & possible), (row, truncations[row])
+    check_samples(TritonKernels(), logits, batch)
+    return (token_ids >= 0).tolist()
 
 
 def check_kept_sets(kernels: KernelSet, device: str = "cpu") -> None:

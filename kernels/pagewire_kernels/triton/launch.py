@@ -55,6 +55,11 @@ def on_hip() -> bool:
     return torch.version.hip is not None
 
 
+def approximate(device: torch.device) -> bool:
+    """Whether kernels may use NVIDIA's instructions for logarithms and powers."""
+    return device.type == "cuda" and not on_hip()
+
+
 @lru_cache
 def on_hopper() -> bool:
     """Whether kernels run compiled on an NVIDIA device from Hopper on, which has early launch and packed bfloat16."""

@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
 # ruff: noqa: N803
-"""Each row's truncation threshold, as ``truncation.py`` defines it, by bisection over the bits of float32.
+"""Truncation thresholds, as ``truncation.py`` defines them, by bisection over the bits of float32.
 
 Floats compare like their bit patterns once negative ones are flipped, so quartering an integer interval finds the
 smallest value that few enough tokens (top_k), or little enough mass (top_p), lie above: exactly a kept token's value.
-Values of 16 bits leave half of a pattern's bits unused, and half of the rounds. No sort, no candidate list, no failure
-case; the work is the same for every distribution.
+Values of 16 bits leave half of a pattern's bits unused, and half of the rounds. The values may be a row's own or a list
+of its candidates (``candidates.py``).
 """
 
 import torch
@@ -13,13 +13,16 @@ import triton
 import triton.language as tl
 
 from pagewire_kernels import truncation
-from pagewire_kernels.interface import SamplingBatch
+from pagewire_kernels.triton.paged_tile import LOG2_E
 
 MIN_TEMPERATURE = tl.constexpr(truncation.MIN_TEMPERATURE)
 MASS_ONE = tl.constexpr(truncation.MASS_ONE)
-TILE_TOKENS = 8192
-NUM_WARPS = 16
-_UNUSED_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
+MASS_HIGH = tl.constexpr(1 << 20)
+"""A mass is counted in two parts, so that sums of a few hundred fit 32 bits: whole multiples of this, and the rest."""
+ROUNDING = tl.constexpr(1.5 * 2.0**43)
+"""Floats near it are multiples of MASS_HIGH."""
+ROUNDING_BITS = tl.constexpr(0x55400000)
+UNUSED_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 
 
 @triton.jit
@@ -37,70 +40,128 @@ def key_to_float(key, UNUSED: tl.constexpr):
 
 
 @triton.jit
-def load_tile(logits_row_ptr, first_token, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    """(float32 logits, inside the vocabulary) of TILE tokens."""
-    token_ids = first_token + tl.arange(0, TILE)
-    inside = token_ids < VOCAB
-    return tl.load(logits_row_ptr + token_ids, mask=inside, other=float("-inf")).to(tl.float32), inside
+def truncates(temperature, top_k, top_p, min_p, VOCAB: tl.constexpr):
+    """(any truncation, top_k is used, top_p is used) of a row."""
+    uses_top_k = (top_k > 0) & (top_k < VOCAB)
+    uses_top_p = top_p < 1.0
+    return (temperature > 0.0) & (uses_top_k | uses_top_p | (min_p > 0.0)), uses_top_k, uses_top_p
 
 
 @triton.jit
-def row_peak(logits_row_ptr, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    """Largest logit; NaN is passed over."""
-    peaks = tl.full([TILE], float("-inf"), tl.float32)
-    for first_token in tl.range(0, VOCAB, TILE):
-        logits, _inside = load_tile(logits_row_ptr, first_token, VOCAB, TILE)
-        peaks = tl.where(logits > peaks, logits, peaks)
-    return tl.max(peaks, 0)
+def kept_floor(peak, temperature, min_p):
+    """Smallest logit that min_p keeps; -inf without it."""
+    floor = peak + temperature * tl.log(tl.where(min_p > 0.0, min_p, 1.0))
+    return tl.where(min_p > 0.0, floor, float("-inf"))
 
 
 @triton.jit
-def counts_above(logits_row_ptr, pivot_1, pivot_2, pivot_3, VOCAB: tl.constexpr, TILE: tl.constexpr):
+def packed_candidate(logits, token_ids):
+    """int64: the float32 logit's bits, then the token id."""
+    return (logits.to(tl.int32, bitcast=True).to(tl.int64) << 32) | token_ids.to(tl.int64)
+
+
+@triton.jit
+def candidate_logits(packed):
+    return (packed >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_tile(values_ptr, first, num_values, TILE: tl.constexpr):
+    """TILE float32 logits, of a row or of its packed candidates; -inf past the last."""
+    places = first + tl.arange(0, TILE)
+    if values_ptr.dtype.element_ty == tl.int64:
+        logits = candidate_logits(tl.load(values_ptr + places, mask=places < num_values, other=0))
+        logits = tl.where(places < num_values, logits, float("-inf"))
+    else:
+        logits = tl.load(values_ptr + places, mask=places < num_values, other=float("-inf")).to(tl.float32)
+    return logits
+
+
+@triton.jit
+def exponential(x, APPROXIMATE: tl.constexpr):
+    """As Triton's, but that subnormal results, which have no mass, are zero."""
+    power = x
+    if APPROXIMATE:
+        instruction: tl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
+        power = tl.inline_asm_elementwise(instruction, "=f,f", [x * LOG2_E], tl.float32, is_pure=True, pack=1)
+    else:
+        power = tl.exp(x)
+    return power
+
+
+@triton.jit
+def mass_parts(logits, bottom, peak, inverse_temperature, APPROXIMATE: tl.constexpr):
+    """The mass of each logit from the bottom up below a finite peak: int32 multiples of MASS_HIGH, the int32 rest."""
+    mass = exponential((logits - peak) * inverse_temperature, APPROXIMATE) * MASS_ONE
+    mass = tl.where(logits >= bottom, mass, 0.0)
+    # Half a multiple less rounds to the multiple at or below (or, on a multiple, to it or the one before).
+    rounded = (mass - 0.5 * MASS_HIGH) + ROUNDING
+    rest = mass - (rounded - ROUNDING)
+    return rounded.to(tl.int32, bitcast=True) - ROUNDING_BITS, rest.to(tl.int32)
+
+
+@triton.jit
+def total_mass(high_parts, low_parts):
+    """int64 sum of masses."""
+    return tl.sum(high_parts.to(tl.int64) * MASS_HIGH + low_parts, 0)
+
+
+@triton.jit
+def counts_above(values_ptr, num_values, pivot_1, pivot_2, pivot_3, TILE: tl.constexpr):
     """Tokens strictly above each pivot."""
     count_1 = tl.zeros([TILE], tl.int32)
     count_2 = tl.zeros([TILE], tl.int32)
     count_3 = tl.zeros([TILE], tl.int32)
-    for first_token in tl.range(0, VOCAB, TILE):
-        # Nothing is above -inf that lies outside the vocabulary: those lanes hold -inf themselves.
-        logits, _inside = load_tile(logits_row_ptr, first_token, VOCAB, TILE)
-        count_1 += (logits > pivot_1).to(tl.int32)
-        count_2 += (logits > pivot_2).to(tl.int32)
-        count_3 += (logits > pivot_3).to(tl.int32)
+    for first in tl.range(0, num_values, TILE):
+        values = load_tile(values_ptr, first, num_values, TILE)
+        count_1 += (values > pivot_1).to(tl.int32)
+        count_2 += (values > pivot_2).to(tl.int32)
+        count_3 += (values > pivot_3).to(tl.int32)
     return tl.sum(count_1, 0), tl.sum(count_2, 0), tl.sum(count_3, 0)
 
 
 @triton.jit
-def token_masses(logits, inside, peak, inverse_temperature):
-    """int64 mass of each token; none outside the vocabulary."""
-    relative = tl.where(logits == peak, 1.0, tl.exp((logits - peak) * inverse_temperature))
-    return tl.where(inside, relative * MASS_ONE, 0.0).to(tl.int64)
-
-
-@triton.jit
-def mass_from(logits_row_ptr, pivot, peak, inverse_temperature, VOCAB: tl.constexpr, TILE: tl.constexpr):
+def mass_from(values_ptr, num_values, pivot, peak, inverse_temperature, TILE: tl.constexpr, APPROXIMATE: tl.constexpr):
     """Mass at the pivot and above."""
-    mass = tl.zeros([TILE], tl.int64)
-    for first_token in tl.range(0, VOCAB, TILE):
-        logits, inside = load_tile(logits_row_ptr, first_token, VOCAB, TILE)
-        mass += token_masses(logits, inside & (logits >= pivot), peak, inverse_temperature)
-    return tl.sum(mass, 0)
+    high_parts = tl.zeros([TILE], tl.int32)
+    low_parts = tl.zeros([TILE], tl.int32)
+    for first in tl.range(0, num_values, TILE):
+        values = load_tile(values_ptr, first, num_values, TILE)
+        high_part, low_part = mass_parts(values, pivot, peak, inverse_temperature, APPROXIMATE)
+        high_parts += high_part
+        low_parts += low_part
+    return total_mass(high_parts, low_parts)
 
 
 @triton.jit
 def masses_above(
-    logits_row_ptr, pivot_1, pivot_2, pivot_3, peak, inverse_temperature, VOCAB: tl.constexpr, TILE: tl.constexpr
+    values_ptr,
+    num_values,
+    pivot_1,
+    pivot_2,
+    pivot_3,
+    peak,
+    inverse_temperature,
+    TILE: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
 ):
     """Mass strictly above each pivot."""
-    mass_1 = tl.zeros([TILE], tl.int64)
-    mass_2 = tl.zeros([TILE], tl.int64)
-    mass_3 = tl.zeros([TILE], tl.int64)
-    for first_token in tl.range(0, VOCAB, TILE):
-        logits, inside = load_tile(logits_row_ptr, first_token, VOCAB, TILE)
-        masses = token_masses(logits, inside, peak, inverse_temperature)
-        mass_1 += tl.where(logits > pivot_1, masses, 0)
-        mass_2 += tl.where(logits > pivot_2, masses, 0)
-        mass_3 += tl.where(logits > pivot_3, masses, 0)
-    return tl.sum(mass_1, 0), tl.sum(mass_2, 0), tl.sum(mass_3, 0)
+    high_1 = tl.zeros([TILE], tl.int32)
+    high_2 = tl.zeros([TILE], tl.int32)
+    high_3 = tl.zeros([TILE], tl.int32)
+    low_1 = tl.zeros([TILE], tl.int32)
+    low_2 = tl.zeros([TILE], tl.int32)
+    low_3 = tl.zeros([TILE], tl.int32)
+    for first in tl.range(0, num_values, TILE):
+        values = load_tile(values_ptr, first, num_values, TILE)
+        high_part, low_part = mass_parts(values, pivot_1, peak, inverse_temperature, APPROXIMATE)
+        high_1 += tl.where(values > pivot_1, high_part, 0)
+        high_2 += tl.where(values > pivot_2, high_part, 0)
+        high_3 += tl.where(values > pivot_3, high_part, 0)
+        low_1 += tl.where(values > pivot_1, low_part, 0)
+        low_2 += tl.where(values > pivot_2, low_part, 0)
+        low_3 += tl.where(values > pivot_3, low_part, 0)
+    return total_mass(high_1, low_1), total_mass(high_2, low_2), total_mass(high_3, low_3)
 
 
 @triton.jit
@@ -118,83 +179,52 @@ def narrowed(low, high, key_1, key_2, key_3, few_1, few_2, few_3):
     return new_low, new_high
 
 
-@triton.jit(do_not_specialize=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"])
-def truncation_threshold_kernel(
-    logits_ptr,
-    temperature_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    min_p_ptr,
-    threshold_ptr,
-    LOGITS_STRIDE: tl.constexpr,
-    VOCAB: tl.constexpr,
+@triton.jit
+def top_k_threshold(values_ptr, num_values, top_k, bottom, top, TILE: tl.constexpr, UNUSED: tl.constexpr):
+    """Smallest value from bottom to top that fewer than top_k tokens lie above; as many do not above the top."""
+    # Invariant of both searches: the key `high` satisfies the condition, `low` does not or bounds the interval.
+    low = float_to_key(bottom, UNUSED) - 1
+    high = float_to_key(top, UNUSED)
+    while high - low > 1:
+        key_1, key_2, key_3 = quarters(low, high)
+        pivot_1 = key_to_float(key_1, UNUSED)
+        pivot_2 = key_to_float(key_2, UNUSED)
+        pivot_3 = key_to_float(key_3, UNUSED)
+        count_1, count_2, count_3 = counts_above(values_ptr, num_values, pivot_1, pivot_2, pivot_3, TILE)
+        low, high = narrowed(low, high, key_1, key_2, key_3, count_1 < top_k, count_2 < top_k, count_3 < top_k)
+    # The lowest key may lie below a bottom that is no value of the logits' dtype.
+    return tl.maximum(bottom, key_to_float(high, UNUSED))
+
+
+@triton.jit
+def top_p_threshold(
+    values_ptr,
+    num_values,
+    limit,
+    bottom,
+    top,
+    peak,
+    inverse_temperature,
     TILE: tl.constexpr,
     UNUSED: tl.constexpr,
+    APPROXIMATE: tl.constexpr,
 ):
-    """The threshold of one row; -inf if it keeps everything. Grid (R,)."""
-    row = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(temperature_ptr + row)
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
-    min_p = tl.load(min_p_ptr + row)
-    uses_top_k = (top_k > 0) & (top_k < VOCAB)
-    uses_top_p = top_p < 1.0
-    threshold = tl.full((), float("-inf"), tl.float32)
-    if (temperature > 0.0) & (uses_top_k | uses_top_p | (min_p > 0.0)):
-        temperature = tl.maximum(temperature, MIN_TEMPERATURE)
-        row_ptr = logits_ptr + row * LOGITS_STRIDE
-        peak = row_peak(row_ptr, VOCAB, TILE)
-        if min_p > 0.0:
-            threshold = peak + temperature * tl.log(min_p)
-        if uses_top_k:
-            # Invariant of both searches: the key `high` satisfies the condition, `low` does not or bounds the interval.
-            low = float_to_key(threshold, UNUSED) - 1
-            high = float_to_key(peak, UNUSED)
-            while high - low > 1:
-                key_1, key_2, key_3 = quarters(low, high)
-                pivots = key_to_float(key_1, UNUSED), key_to_float(key_2, UNUSED), key_to_float(key_3, UNUSED)
-                count_1, count_2, count_3 = counts_above(row_ptr, pivots[0], pivots[1], pivots[2], VOCAB, TILE)
-                few = count_1 < top_k, count_2 < top_k, count_3 < top_k
-                low, high = narrowed(low, high, key_1, key_2, key_3, few[0], few[1], few[2])
-            # The lowest key may lie below a threshold that is no value of the logits' dtype.
-            threshold = tl.maximum(threshold, key_to_float(high, UNUSED))
-        if uses_top_p:
-            inverse = tl.div_rn(1.0, temperature)
-            kept_mass = mass_from(row_ptr, threshold, peak, inverse, VOCAB, TILE)
-            limit = tl.maximum((kept_mass.to(tl.float64) * top_p.to(tl.float64)).to(tl.int64), 1)
-            low = float_to_key(threshold, UNUSED) - 1
-            high = float_to_key(peak, UNUSED)
-            while high - low > 1:
-                key_1, key_2, key_3 = quarters(low, high)
-                pivots = key_to_float(key_1, UNUSED), key_to_float(key_2, UNUSED), key_to_float(key_3, UNUSED)
-                mass_1, mass_2, mass_3 = masses_above(
-                    row_ptr, pivots[0], pivots[1], pivots[2], peak, inverse, VOCAB, TILE
-                )
-                few = mass_1 < limit, mass_2 < limit, mass_3 < limit
-                low, high = narrowed(low, high, key_1, key_2, key_3, few[0], few[1], few[2])
-            threshold = tl.maximum(threshold, key_to_float(high, UNUSED))
-    tl.store(threshold_ptr + row, threshold)
+    """Smallest value from bottom to top that less than the limit's mass lies above."""
+    low = float_to_key(bottom, UNUSED) - 1
+    high = float_to_key(top, UNUSED)
+    while high - low > 1:
+        key_1, key_2, key_3 = quarters(low, high)
+        pivot_1 = key_to_float(key_1, UNUSED)
+        pivot_2 = key_to_float(key_2, UNUSED)
+        pivot_3 = key_to_float(key_3, UNUSED)
+        mass_1, mass_2, mass_3 = masses_above(
+            values_ptr, num_values, pivot_1, pivot_2, pivot_3, peak, inverse_temperature, TILE, APPROXIMATE
+        )
+        low, high = narrowed(low, high, key_1, key_2, key_3, mass_1 < limit, mass_2 < limit, mass_3 < limit)
+    return tl.maximum(bottom, key_to_float(high, UNUSED))
 
 
-def truncation_thresholds(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """float32 [R]: tokens with logits at or above it are kept. logits [R, V], columns contiguous.
-
-    A row without truncation, or greedy, costs nothing; each of top_k and top_p reads its row about 8 times, in float32
-    16 times.
-    """
-    rows, vocab = logits.shape
-    threshold = torch.empty((rows,), dtype=torch.float32, device=logits.device)
-    truncation_threshold_kernel[(rows,)](
-        logits,
-        batch.temperature,
-        batch.top_k,
-        batch.top_p,
-        batch.min_p,
-        threshold,
-        LOGITS_STRIDE=logits.stride(0),
-        VOCAB=vocab,
-        TILE=TILE_TOKENS,
-        UNUSED=_UNUSED_BITS[logits.dtype],
-        num_warps=NUM_WARPS,
-    )
-    return threshold
+@triton.jit
+def mass_limit(kept_mass, top_p):
+    """Mass above a token from which top_p drops it."""
+    return tl.maximum((kept_mass.to(tl.float64) * top_p.to(tl.float64)).to(tl.int64), 1)
