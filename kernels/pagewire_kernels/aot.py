@@ -110,11 +110,13 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
 
     group_rows = launch.next_power_of_two(group)
     partials = {"partial_ptr": "*fp32", "log_sum_ptr": "*fp32", "counters_ptr": "*i32"}
-    variants = [("", 8, 0, False), (" behind a prefix", 1, MAX_SHARED_PARTS, False)]
+    variants = [("", 8, 0, {}), (" behind a prefix", 1, MAX_SHARED_PARTS, {"shares": True})]
+    variants.append((" of few sequences", launch.MAX_SPLITS, 0, {"few": True}))
     if not hip and shape.dtype != torch.float32:
-        variants.append((" of many rounds", 1, 0, True))
-    for name, splits, shared_slots, many_rounds in variants:
-        tiles = launch.decode_tiles(group, shape.dtype, hip, shares=shared_slots > 0, many_rounds=many_rounds)
+        variants.append((" of many rounds", 1, 0, {"many_rounds": True}))
+    for name, splits, shared_slots, kind in variants:
+        tiles = launch.decode_tiles(group, shape.dtype, hip, **kind)
+        at_once = "shares" in kind or "few" in kind
         yield Build(
             f"paged_decode[{shape.name}]{name}",
             paged_decode.paged_decode_kernel,
@@ -122,6 +124,7 @@ def _attention_builds(shape: Shape, hip: bool) -> Iterator[Build]:
             | {"shared_lens_ptr": "*i32", "shared_parts_ptr": "*i32"},
             {**heads, **q_stride, **page_size, "NUM_SPLITS": splits, "MIN_SPLIT": launch.MIN_SPLIT_TOKENS}
             | {"ROWS": tiles.rows, "TILE": tiles.tokens, "SHARED_SLOTS": shared_slots, "GROUP_ROWS": group_rows}
+            | {"AT_ONCE": at_once}
             | {"PARTS": launch.combine_parts(splits + shared_slots, group_rows), "NUM_STAGES": tiles.num_stages}
             | {"PDL": not hip},
             tiles.num_warps,

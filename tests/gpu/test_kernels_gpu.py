@@ -86,6 +86,11 @@ def test_attention_over_shared_pages(kernels: TritonKernels, case: AttentionCase
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_few_sequences_are_cut_finely(kernels: TritonKernels, dtype: torch.dtype) -> None:
+    kernel_checks.check_few_sequences(kernels, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
 def test_fp8_pages(kernels: TritonKernels, case: AttentionCase, dtype: torch.dtype) -> None:
     kernel_checks.check_fp8_write(kernels, case, dtype, "cuda")

@@ -68,6 +68,11 @@ def test_attention_over_shared_pages(kernels: TritonKernels, case: AttentionCase
     kernel_checks.check_shared_attention(kernels, case, torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_few_sequences_are_cut_finely(kernels: TritonKernels, dtype: torch.dtype) -> None:
+    kernel_checks.check_few_sequences(kernels, dtype)
+
+
 @pytest.mark.parametrize("case", DECODE_CASES, ids=lambda case: case.name)
 def test_only_long_sequences_are_split_where_lengths_differ(
     kernels: TritonKernels, case: AttentionCase, monkeypatch: pytest.MonkeyPatch

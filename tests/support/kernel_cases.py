@@ -62,6 +62,8 @@ ATTENTION_CASES = (
 )  # fmt: skip
 
 
+FEW_CASE = AttentionCase(name="few", num_heads=6, num_kv_heads=2, head_dim=64, page_size=32,
+                         sequences=((1, 700), (1, 0), (1, 33)))  # fmt: skip
 SHARED_CASES = (
     AttentionCase(name="shared-gqa2-d64-p16", num_heads=4, num_kv_heads=2, head_dim=64, page_size=16,
                   sequences=((1, 400), (1, 337), (1, 0), (1, 700), (1, 370), (1, 337), (1, 90))),

@@ -1,11 +1,14 @@
 """What every kernel set has to fulfil, called by the interpreter's, the CPU set's and the GPU's tests alike."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from pagewire_kernels import KernelSet, QkNorm, SamplingBatch
 from pagewire_kernels.interface import MAX_FP8
 from pagewire_kernels.reference import ReferenceKernels
 from support.kernel_cases import (
+    FEW_CASE,
     TOLERANCE,
     AttentionCase,
     attention_inputs,
@@ -44,6 +47,16 @@ def check_shared_attention(
     expected = REFERENCE.paged_attention(inputs.q, inputs.kv_pages, inputs.batch, inputs.scale)
     for _ in range(2):
         actual = kernels.paged_attention(inputs.q, inputs.kv_pages, inputs.batch, inputs.scale)
+        torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
+
+
+def check_few_sequences(kernels: KernelSet, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Sequences that could be long are cut into most splits; counters are as they were."""
+    inputs = attention_inputs(FEW_CASE, dtype, device)
+    batch = replace(inputs.batch, max_kv_len=4096)
+    expected = REFERENCE.paged_attention(inputs.q, inputs.kv_pages, inputs.batch, inputs.scale)
+    for _ in range(2):
+        actual = kernels.paged_attention(inputs.q, inputs.kv_pages, batch, inputs.scale)
         torch.testing.assert_close(actual, expected, **TOLERANCE[dtype])
 
 

@@ -19,7 +19,7 @@ MIN_SPLIT_TOKENS = 128
 """A split of a sequence below this costs more to combine than it saves."""
 LONG_SPLIT_TOKENS = 1024
 LARGE_GROUP, LONG_CHUNK = 4, 4096
-_MANY_ROUNDS, _LARGE_TILE_HEAD_DIM = 7, 128
+_MANY_ROUNDS, LARGE_TILE_HEAD_DIM = 7, 128
 _INTERPRETER_PROCESSORS = 132
 
 
@@ -85,24 +85,38 @@ def decode_splits(
     return (of_long, LONG_SPLIT_TOKENS) if uneven and of_long > splits else (splits, MIN_SPLIT_TOKENS)
 
 
+def cut_finely(splits: int, min_split: int) -> bool:
+    """Whether so few sequences are cut into so many splits that reading their results one after the other would take
+    longer than making them: then all are read at once."""
+    return splits == MAX_SPLITS and min_split == MIN_SPLIT_TOKENS
+
+
 def decode_rounds(num_programs: int, head_dim: int, dtype: torch.dtype, processors: int) -> bool:
     """Whether decode attention takes a Hopper processor so many rounds that tiles pay of which one fills it."""
-    large = on_hopper() and dtype != torch.float32 and head_dim <= _LARGE_TILE_HEAD_DIM
+    large = on_hopper() and dtype != torch.float32 and head_dim <= LARGE_TILE_HEAD_DIM
     return large and num_programs >= _MANY_ROUNDS * processors
 
 
 def decode_tiles(
-    group_size: int, dtype: torch.dtype, hip: bool, *, shares: bool = False, many_rounds: bool = False
+    group_size: int,
+    dtype: torch.dtype,
+    hip: bool,
+    *,
+    shares: bool = False,
+    many_rounds: bool = False,
+    few: bool = False,
 ) -> AttentionTiles:
     """Tiles for one query a sequence: the group's heads padded to what a matrix instruction needs. Small ones for what
     sequences that share do not share, so that they find room beside those of shared tokens; large ones for many rounds
     (256 sequences of 100 to 1,400 tokens, 16 heads over 8, on an H200: 196 us, with 64 tokens 209; 160 of them 134 and
-    146; but 64 of 1,100 tokens 78.8 and 75.3)."""
+    146; but 64 of 1,100 tokens 78.8 and 75.3); a whole split for few sequences (one of 1,024: 8.2 us, 11.7)."""
     rows = max(16, next_power_of_two(group_size))
     if dtype == torch.float32:
         return AttentionTiles(rows=rows, tokens=32, num_warps=4, num_stages=1 if hip else 2)
     if shares:
         return AttentionTiles(rows=rows, tokens=32, num_warps=2, num_stages=1 if hip else 3)
+    if few and not hip:
+        return AttentionTiles(rows=rows, tokens=128, num_warps=4, num_stages=2)
     if many_rounds:
         return AttentionTiles(rows=rows, tokens=128, num_warps=4, num_stages=3)
     return AttentionTiles(rows=rows, tokens=64, num_warps=4, num_stages=1 if hip else 3)

@@ -16,8 +16,10 @@ import triton.language as tl
 from pagewire_kernels.interface import MAX_SHARED_PARTS, AttentionBatch
 from pagewire_kernels.triton.early_start import early_start, let_next_start, wait_for_previous
 from pagewire_kernels.triton.launch import (
+    LARGE_TILE_HEAD_DIM,
     check_attention_shapes,
     combine_parts,
+    cut_finely,
     decode_rounds,
     decode_splits,
     decode_tiles,
@@ -137,6 +139,7 @@ def paged_decode_kernel(
     NUM_SPLITS: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
     SHARED_SLOTS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     PARTS: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
@@ -190,7 +193,7 @@ def paged_decode_kernel(
     head = sequence * NUM_KV_HEADS + kv_head
     counters_ptr += head
     out_ptr += head * (GROUP * HEAD_DIM)
-    if SHARED_SLOTS == 0:
+    if not AT_ONCE:
         # A padded sequence (kv_len 0) has total 0 and writes zeros.
         result = weighted / tl.maximum(total, 1.0e-30)[:, None]
         row_offsets = rows[:, None] * HEAD_DIM + dims[None, :]
@@ -213,8 +216,10 @@ def paged_decode_kernel(
         exists = (heads < GROUP)[:, None]
         partial_ptr += head * ((NUM_SPLITS + SHARED_SLOTS) * GROUP_ROWS * HEAD_DIM)
         log_sum_ptr += head * ((NUM_SPLITS + SHARED_SLOTS) * GROUP_ROWS)
-        wait_for_previous(PDL)
-        shared_parts = tl.load(shared_parts_ptr + sequence)
+        shared_parts = tl.full((), 0, tl.int32)
+        if SHARED_SLOTS > 0:
+            wait_for_previous(PDL)
+            shared_parts = tl.load(shared_parts_ptr + sequence)
         own_parts = tl.full((), 0, tl.int32)
         is_last = own_parts == 0
         if NUM_SPLITS > 1:  # noqa: SIM102 - decided when this is compiled
@@ -264,12 +269,19 @@ def paged_decode(
     # Beside chunks a launch has this form whether rows share or not: then tiles that suit long rows.
     shares_alone = shares and batch.kv_lens.shape[0] == sequences
     processors = num_processors(q.device)
-    many_rounds = not shares and decode_rounds(sequences * num_kv_heads, head_dim, q.dtype, processors)
-    tiles = decode_tiles(num_heads // num_kv_heads, q.dtype, on_hip(), shares=shares_alone, many_rounds=many_rounds)
     splits, min_split = decode_splits(sequences, num_kv_heads, batch.max_kv_len, processors, uneven=batch.uneven)
+    tiles = decode_tiles(
+        num_heads // num_kv_heads,
+        q.dtype,
+        on_hip(),
+        shares=shares_alone,
+        many_rounds=not shares and decode_rounds(sequences * num_kv_heads, head_dim, q.dtype, processors),
+        few=not shares and cut_finely(splits, min_split) and head_dim <= LARGE_TILE_HEAD_DIM,
+    )
+    at_once = shares or cut_finely(splits, min_split)
     shared_slots = MAX_SHARED_PARTS if shares else 0
     slots = splits + shared_slots
-    slot_rows = group_rows if shares else tiles.rows
+    slot_rows = group_rows if at_once else tiles.rows
     partial_rows = sequences * num_kv_heads * slots * slot_rows if slots > 1 else 1
     partial = torch.empty((partial_rows, head_dim), dtype=torch.float32, device=q.device)
     log_sum = torch.empty((partial_rows,), dtype=torch.float32, device=q.device)
@@ -298,6 +310,7 @@ def paged_decode(
         NUM_SPLITS=splits,
         MIN_SPLIT=min_split,
         SHARED_SLOTS=shared_slots,
+        AT_ONCE=at_once,
         PARTS=combine_parts(slots, group_rows),
         GROUP_ROWS=group_rows,
         NUM_STAGES=tiles.num_stages,
