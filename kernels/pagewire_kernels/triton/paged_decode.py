@@ -4,9 +4,10 @@
 
 One program handles the query heads that share a key/value head over one split of the sequence, so every key is read
 once. A sequence short enough for one split is finished there; otherwise each split leaves its normalised partial
-result and its log-sum-exp, and the last split to arrive combines them in split order. Only a counter is atomic, so
-results do not depend on timing. The split of a sequence depends on its length and on the launch's shape and hint alone.
-What sequences share is read by ``shared_prefix.py`` first; here remain their own tokens.
+result and its log-sum-exp, and the last split to arrive combines them in split order (``partial_results.py``). Only a
+counter is atomic, so results do not depend on timing. The split of a sequence depends on its length and on the launch's
+shape and hint alone. What sequences share is read by ``shared_prefix.py`` at the same time; here remain their own
+tokens, and what finishes a sequence waits for that kernel's end and adds its partial results.
 """
 
 import torch
@@ -28,6 +29,7 @@ from pagewire_kernels.triton.launch import (
     on_hip,
 )
 from pagewire_kernels.triton.paged_tile import LOG2_E, LOWEST, page_rows, softmax_step
+from pagewire_kernels.triton.partial_results import combine_splits, fold_parts, leading_rows
 from pagewire_kernels.triton.shared_prefix import shared_prefix
 
 
@@ -35,82 +37,6 @@ from pagewire_kernels.triton.shared_prefix import shared_prefix
 def split_tokens(kv_len, NUM_SPLITS: tl.constexpr, MIN_SPLIT: tl.constexpr, TILE: tl.constexpr):
     """Tokens of one split: a multiple of TILE, at least MIN_SPLIT."""
     return tl.maximum(tl.cdiv(tl.cdiv(kv_len, NUM_SPLITS), TILE) * TILE, MIN_SPLIT)
-
-
-@triton.jit
-def combine_splits(
-    partial_ptr,
-    log_sum_ptr,
-    out_ptr,
-    splits_used,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """Weighs the partial results of one key/value head's rows in split order."""
-    rows = tl.arange(0, ROWS)
-    dims = tl.arange(0, HEAD_DIM)
-    exists = rows < GROUP
-    peak = tl.full([ROWS], LOWEST, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    weighted = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-    for split in tl.range(0, splits_used):
-        split_rows = split * ROWS + rows
-        log_sum = tl.load(log_sum_ptr + split_rows, mask=exists, other=LOWEST, cache_modifier=".cg")
-        source = partial_ptr + split_rows[:, None] * HEAD_DIM + dims[None, :]
-        partial = tl.load(source, mask=exists[:, None], other=0.0, cache_modifier=".cg")
-        new_peak = tl.maximum(peak, log_sum)
-        rescale, weight = tl.exp2(peak - new_peak), tl.exp2(log_sum - new_peak)
-        total = total * rescale + weight
-        weighted = weighted * rescale[:, None] + partial * weight[:, None]
-        peak = new_peak
-    target = out_ptr + rows[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(target, (weighted / total[:, None]).to(out_ptr.dtype.element_ty), mask=exists[:, None])
-
-
-@triton.jit
-def leading_rows(peak, total, weighted, ROWS: tl.constexpr, KEPT: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """The first KEPT of ROWS rows of a running softmax."""
-    kept = tl.arange(0, ROWS) < KEPT
-    peak = tl.sum(tl.reshape(tl.where(kept, peak, 0.0), (ROWS // KEPT, KEPT)), 0)
-    total = tl.sum(tl.reshape(tl.where(kept, total, 0.0), (ROWS // KEPT, KEPT)), 0)
-    weighted = tl.sum(tl.reshape(tl.where(kept[:, None], weighted, 0.0), (ROWS // KEPT, KEPT, HEAD_DIM)), 0)
-    return peak, total, weighted
-
-
-@triton.jit
-def fold_parts(
-    partial_ptr,
-    log_sum_ptr,
-    own_parts,
-    shared_parts,
-    peak,
-    total,
-    weighted,
-    NUM_SPLITS: tl.constexpr,
-    PARTS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-):
-    """Folds the partial results of one key/value head into its running softmax [GROUP_ROWS, HEAD_DIM], PARTS at a
-    time: own splits in order, then those of shared tokens."""
-    heads = tl.arange(0, GROUP_ROWS)
-    dims = tl.arange(0, HEAD_DIM)
-    for first_part in tl.range(0, own_parts + shared_parts, PARTS, num_stages=1):
-        part = first_part + tl.arange(0, PARTS)
-        exists = (part < own_parts + shared_parts)[:, None] & (heads < GROUP)[None, :]
-        slot = tl.where(part < own_parts, part, part - own_parts + NUM_SPLITS)
-        rows = slot[:, None] * GROUP_ROWS + heads[None, :]
-        log_sum = tl.load(log_sum_ptr + rows, mask=exists, other=LOWEST, cache_modifier=".cg")
-        source = partial_ptr + rows[:, :, None] * HEAD_DIM + dims[None, None, :]
-        partial = tl.load(source, mask=exists[:, :, None], other=0.0, cache_modifier=".cg")
-        new_peak = tl.maximum(peak, tl.max(log_sum, 0))
-        rescale, weights = tl.exp2(peak - new_peak), tl.exp2(log_sum - new_peak[None, :])
-        total = total * rescale + tl.sum(weights, 0)
-        weighted = weighted * rescale[:, None] + tl.sum(partial * weights[:, :, None], 0)
-        peak = new_peak
-    return total, weighted
 
 
 @triton.jit(
