@@ -19,14 +19,14 @@ from gpu_worker.step_shape import StepShape
 
 _NUM_SAMPLES = 8
 _MARGIN = 1.1
-_GRANULE_BYTES = 32 << 20
-"""The driver takes memory in large pieces: what a few graphs show is a few of these too little or too much."""
+_ROUNDING_BYTES = 1 << 20
+"""The driver takes memory in pieces of 2 MiB: a graph shows up to one too little."""
 _MOST_OUTSIDE_TORCH = 512 << 20
 """Of the largest graph's memory: what the driver and kernels' code take is far less."""
 
 
 def expected_graph_bytes(model: LlamaModel, kernels: KernelSet, page: PageShape, limits: RowLimits) -> int:
-    """Bytes that the graphs of every shape will hold, with a tenth and a granule to spare."""
+    """Bytes that the graphs of every shape will hold, with some to spare."""
     device = model.device
     runner = ModelRunner(model, kernels, allocate_pages(1, page, device), limits, device)
     largest, *others = runner.round_shapes().all()
@@ -39,7 +39,8 @@ def expected_graph_bytes(model: LlamaModel, kernels: KernelSet, page: PageShape,
     del runner
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    return int((min(shared, of_torch + _MOST_OUTSIDE_TORCH) + each * len(others)) * _MARGIN) + _GRANULE_BYTES
+    expected = min(shared, of_torch + _MOST_OUTSIDE_TORCH) + (each + _ROUNDING_BYTES) * len(others)
+    return int(expected * _MARGIN)
 
 
 def _captured_bytes(runner: ModelRunner, shapes: Sequence[StepShape]) -> int:

@@ -19,6 +19,12 @@ from support.scripted_rows import Limits
 from support.scripted_stack import ScriptedStack, first_ids
 from typer.testing import CliRunner
 
+WITH_SIGINT = (
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "runpy.run_module('pagewire_client.cli', run_name='__main__')"
+)
+"""The command line; who runs tests in the background has them ignore the signal, which children inherit."""
+
 
 def test_one_frame_tells_requests_rates_latencies_pages_and_workers() -> None:
     with ScriptedStack() as stack, stack.worker(Limits(), step_seconds=0.005, device="cuda:0 Imaginary"):
@@ -45,7 +51,7 @@ def test_one_frame_tells_requests_rates_latencies_pages_and_workers() -> None:
 def test_ctrl_c_is_its_end() -> None:
     """In a terminal of its own, by the program itself; it has begun when it has drawn a frame."""
     with ScriptedStack() as stack:
-        words = [sys.executable, "-m", "pagewire_client.cli", "top", "--target", stack.scheduler.internal_target]
+        words = [sys.executable, "-c", WITH_SIGINT, "top", "--target", stack.scheduler.internal_target]
         ours, theirs = pty.openpty()
         with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
             os.close(theirs)

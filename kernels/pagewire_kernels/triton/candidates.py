@@ -14,7 +14,7 @@ import triton.language as tl
 
 from pagewire_kernels.interface import SamplingBatch
 from pagewire_kernels.triton.bracket import estimate_brackets
-from pagewire_kernels.triton.launch import approximate, ceil_div
+from pagewire_kernels.triton.launch import approximate, ceil_div, next_power_of_two
 from pagewire_kernels.triton.threshold import (
     MASS_HIGH,
     MIN_TEMPERATURE,
@@ -25,7 +25,7 @@ from pagewire_kernels.triton.threshold import (
 )
 
 CAPACITY = 16384
-"""Tokens that a row's list holds."""
+"""Tokens that a row's list holds; all of a small vocabulary."""
 LIST_CHUNK, LIST_TILE, LIST_WARPS = 2048, 512, 1
 
 
@@ -120,8 +120,9 @@ def list_kernel(
 def list_candidates(logits: torch.Tensor, batch: SamplingBatch) -> Candidates:
     """Candidates of each row of logits [R, V], columns contiguous. Reads the rows with truncation twice."""
     rows, vocab = logits.shape
-    brackets, sums = estimate_brackets(logits, batch, CAPACITY)
-    packed = torch.empty((rows, CAPACITY), dtype=torch.int64, device=logits.device)
+    capacity = min(CAPACITY, 2 * next_power_of_two(vocab))
+    brackets, sums = estimate_brackets(logits, batch, capacity)
+    packed = torch.empty((rows, capacity), dtype=torch.int64, device=logits.device)
     list_kernel[(rows, ceil_div(vocab, LIST_CHUNK))](
         logits,
         batch.temperature,
@@ -133,7 +134,7 @@ def list_candidates(logits: torch.Tensor, batch: SamplingBatch) -> Candidates:
         packed,
         LOGITS_STRIDE=logits.stride(0),
         VOCAB=vocab,
-        CAPACITY=CAPACITY,
+        CAPACITY=capacity,
         CHUNK=LIST_CHUNK,
         TILE=LIST_TILE,
         APPROXIMATE=approximate(logits.device),
