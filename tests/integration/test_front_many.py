@@ -188,7 +188,9 @@ async def test_ended_requests_are_let_go_without_the_collector() -> None:
             async for _ in stack.generation.Generate(start("d").start, timeout=20):
                 pass
             await stack.front.in_flight.wait_idle(5)
-            kept = [each for each in gc.get_objects() if isinstance(each, LiveRequest)]
+            kept = [
+                each for each in gc.get_objects() if type(each) is LiveRequest
+            ]  # others may answer to isinstance with a warning
             assert len(scheduler.submits) == 4
             assert not kept
         finally:
