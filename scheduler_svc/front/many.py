@@ -312,6 +312,8 @@ class ManyStream:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # What broke them off knows the message that was read, and this: a cycle, which would wait for the collector.
+        self._reading = self._beating = None
         for entry in list(self._entries):
             self._remove(entry)
 

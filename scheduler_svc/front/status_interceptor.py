@@ -8,7 +8,7 @@ waits for ever.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
 import grpc
@@ -56,8 +56,7 @@ def _wrapped(handler: Any, method: str, admit: Admit) -> "grpc.RpcMethodHandler[
     inner: Handler = getattr(handler, name)
     reader = _reader(handler.request_deserializer)
     # A single request is read inside the guard; those of a stream are, when the handler asks for them.
-    if not handler.request_streaming:
-        inner = _reading(inner, reader)
+    inner = _closing(inner) if handler.request_streaming else _reading(inner, reader)
     guard = _guarded_stream if handler.response_streaming else _guarded_unary
     guarded = guard(inner, method, admit)
     make_any: Any = make
@@ -86,6 +85,26 @@ def _reading(inner: Handler, read: Callable[[bytes], Any]) -> Handler:
     return lambda content, context: inner(read(content), context)
 
 
+def _closing(inner: Handler) -> Handler:
+    """The handler of a stream of requests. Left in the middle, gRPC's iterator keeps its last request, and itself."""
+
+    async def call(requests: Any, context: ServicerContext[Any, Any]) -> Any:
+        async with aclosing(aiter(requests)) as given:
+            return await _answer(inner, given, context)
+
+    return call
+
+
+async def _answer(inner: Handler, request: Any, context: ServicerContext[Any, Any]) -> Any:
+    """What the handler returns; what it yields is written."""
+    result = inner(request, context)
+    if not hasattr(result, "__aiter__"):
+        return await result
+    async for response in result:
+        await context.write(response)
+    return None
+
+
 def _guarded_unary(inner: Handler, method: str, admit: Admit) -> Handler:
     async def call(request: Any, context: ServicerContext[Any, Any]) -> Any:
         try:
@@ -102,12 +121,7 @@ def _guarded_stream(inner: Handler, method: str, admit: Admit) -> Handler:
     async def call(request: Any, context: ServicerContext[Any, Any]) -> None:
         try:
             with admit(context, method):
-                result = inner(request, context)
-                if hasattr(result, "__aiter__"):
-                    async for response in result:
-                        await context.write(response)
-                else:
-                    await result
+                await _answer(inner, request, context)
         except (Exception, asyncio.CancelledError) as error:
             del request
             await _end(error, context, method)

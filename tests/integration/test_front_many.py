@@ -197,6 +197,28 @@ async def test_ended_requests_are_let_go_without_the_collector() -> None:
             gc.enable()
 
 
+@pytest.mark.parametrize("starts", [[b""] * 5000, [b"", b"\xff"]], ids=["left", "broken"])
+async def test_what_is_read_of_a_stream_that_ends_early_is_let_go_without_the_collector(starts: list[bytes]) -> None:
+    # The caller deals in bytes: messages are the front's.
+    content = pb.GenerateManyRequest(starts=starts).SerializeToString()
+    async with front_stack() as stack:
+        method = stack.channel.stream_stream("/pagewire.v1.GenerationService/GenerateMany")
+        gc.collect()
+        gc.disable()
+        try:
+            call = method(iter([content]), timeout=20)
+            await call.read()
+            if starts[-1]:
+                assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            call.cancel()
+            await stack.front.in_flight.wait_idle(5)
+            for _ in range(20):  # the last of a call goes a few turns later
+                await asyncio.sleep(0)
+            assert not [each for each in gc.get_objects() if type(each) in (pb.GenerateManyRequest, many.ManyStream)]
+        finally:
+            gc.enable()
+
+
 async def test_an_entrys_delay_makes_fewer_messages_and_loses_nothing() -> None:
     scheduler = FakeScheduler(lambda submit: [[65] * 60 + [257]])
     scheduler.step_seconds = 0.005
