@@ -196,16 +196,25 @@ def test_the_page_chats_by_grpc_web(graph: Graph, tmp_path: Path) -> None:
         page = browser.new_page(viewport={"width": 900, "height": 640})
         faults: list[str] = []
         page.on("pageerror", lambda error: faults.append(str(error)))
-        page.goto(f"{place}#token={TOKEN}")
+        page.goto(f"{place}#token={TOKEN}&max_tokens=24")
         page.fill("#text", "What is the capital of France?")
-        page.click("#send")
-        page.wait_for_selector("small", timeout=60_000)
+        with page.expect_request("**/Generate") as sent:
+            page.click("#send")
+        frame = sent.value.post_data_buffer
+        assert frame is not None
+        request = generation_pb2.GenerateRequest.FromString(frame[5:])
+        wanted = generation_pb2.GenerateRequest()
+        wanted.chat.messages.add(role="user", content="What is the capital of France?")
+        wanted.stop.max_tokens = 24
+        assert request.SerializeToString() == wanted.SerializeToString(), "a field by another number would stay unknown"
+        page.wait_for_selector("small, .failed", timeout=60_000)
         assert page.inner_text("article.assistant")
         assert "tokens in" in page.inner_text("small")
         page.screenshot(path=os.environ.get("PAGEWIRE_CHAT_SCREENSHOT", tmp_path / "chat.png"))
+        page.evaluate("location.hash = 'max_tokens=4096'")
         page.fill("#text", "Tell me a long story about a river.")
         page.click("#send")
-        page.wait_for_function("document.querySelectorAll('article.assistant')[1]?.textContent.length > 10")
+        page.wait_for_function("document.querySelectorAll('article.assistant')[1]?.textContent.length > 0")
         page.click("#send")
         page.wait_for_selector("text=Send")
         page.evaluate("sessionStorage.clear()")
