@@ -30,7 +30,7 @@ def admin(stack: ScriptedStack) -> Iterator[AdminClient]:
 
 
 def test_limits_change_for_what_comes(stack: ScriptedStack, admin: AdminClient) -> None:
-    with stack.worker(LIMITS, step_seconds=0.005):
+    with stack.worker(LIMITS, step_seconds=0.02):
         assert stack.client.model().max_num_seqs == 4
         limits = admin.update_limits(max_num_seqs=1, max_queued_requests=1)
         assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_queued_requests) == (1, 64, 1)

@@ -208,12 +208,10 @@ def test_can_01_random_moments(stack: ScriptedStack) -> None:
 
 def test_grp_05_a_stop_with_running_streams() -> None:
     """Ten streams end in time, ten do not, five wait; then a second signal shortens the rest."""
+    limits = Limits(num_pages=400, max_num_seqs=20)
     with ScriptedStack("--drain-seconds", "2") as stack:
-        worker = ScriptedWorker(
-            stack.scheduler.worker_endpoint, limits=Limits(num_pages=400, max_num_seqs=20), script=stack.script,
-            step_seconds=0.02,
-        )  # fmt: skip
-        with worker:
+        slow: dict[str, Any] = {"limits": limits, "step_seconds": 0.02, "steps_before_hold": 4}
+        with ScriptedWorker(stack.scheduler.worker_endpoint, script=stack.script, **slow) as worker:
             stack.wait_workers(1)
             with ThreadPoolExecutor(25) as pool:
                 clients = [stack.connect() for _ in range(3)]
@@ -229,6 +227,7 @@ def test_grp_05_a_stop_with_running_streams() -> None:
                 wait_until(lambda: stack.load().num_requests_waiting == 5, "five wait")
                 stack.scheduler.process.terminate()
                 signalled = time.monotonic()
+                worker.options.steps_before_hold = None
                 ends = list(pool.map(lambda stream: ending(stream, signalled), streams))
                 assert [end[0] for end in ends[:10]] == [None] * 10
                 for prompt, stream in zip(short, streams, strict=False):

@@ -27,7 +27,7 @@ WITH_SIGINT = (
 
 
 def test_one_frame_tells_requests_rates_latencies_pages_and_workers() -> None:
-    with ScriptedStack() as stack, stack.worker(Limits(), step_seconds=0.005, device="cuda:0 Imaginary"):
+    with ScriptedStack() as stack, stack.worker(Limits(), step_seconds=0.02, device="cuda:0 Imaginary"):
         running = [stack.client.stream([place, 1], max_tokens=400, token_ids=True) for place in range(3)]
         for stream in running:
             first_ids(stream)

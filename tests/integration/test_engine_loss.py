@@ -67,9 +67,9 @@ def test_without_another_worker_requests_end_as_unavailable(engine: EngineThread
     with ScriptedWorker(engine.worker_endpoint) as worker:
         front.wait_ready()
         keys = start_some(front, worker)
-    lost_at = time.monotonic()
-    front.wait_over(*keys, seconds=5)
-    assert 0.5 < time.monotonic() - lost_at < 3
+        lost_at = time.monotonic()
+    front.wait_over(*keys)
+    assert time.monotonic() - lost_at > 0.5
     for key, prompt in zip(keys, PROMPTS, strict=True):
         told = front.requests[key]
         assert told.ended.reason == front_pb2.END_REASON_WORKER_LOST

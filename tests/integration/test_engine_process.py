@@ -40,14 +40,16 @@ def test_drain_then_stop(scheduler: SchedulerProcess) -> None:
     sockets = list(scheduler.directory.glob("*.sock"))
     assert len(sockets) == 2
     assert [path for path in sockets if path.stat().st_mode & 0o077] == []
-    with raw_front(scheduler) as front, ScriptedWorker(scheduler.worker_endpoint, step_seconds=0.05) as worker:
+    with raw_front(scheduler) as front, ScriptedWorker(scheduler.worker_endpoint, steps_before_hold=3) as worker:
         front.wait_ready()
         key = front.submit(PROMPT, max_tokens=20)
         front.wait_tokens(key, 1)
         scheduler.process.terminate()
         front.wait(lambda: front.service.draining, "the drain is told")
         late = front.submit(PROMPT)
-        front.wait_over(key, late)
+        front.wait_over(late)
+        worker.options.steps_before_hold = None
+        front.wait_over(key)
         assert front.requests[key].output() == expected(20)
         assert front.requests[late].rejected.reason == "DRAINING"
         assert scheduler.process.wait(15) == 0

@@ -1,7 +1,6 @@
 """Every row of the table of errors in docs/api.md, through the whole product, with its code and its details."""
 
 import hashlib
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pagewire.v1 import generation_pb2 as pb
 from pagewire_client import HealthStatus
 from support.conditions import wait_until
 from support.front_stack import details_of
+from support.scrape import scrape
 from support.scripted_rows import Limits
 from support.scripted_stack import ScriptedStack, first_ids
 from support.scripted_worker import ScriptedWorker
@@ -185,11 +185,16 @@ def test_quotas_of_a_tenant(stack: ScriptedStack, worker: ScriptedWorker) -> Non
 
 def test_a_slow_reader(stack: ScriptedStack, worker: ScriptedWorker) -> None:
     narrow = (("grpc.http2.lookahead_bytes", 4096), ("grpc.http2.bdp_probe", 0))
+
+    def num_stalls() -> float:
+        return scrape(stack.scheduler.metrics_port).total("stream_stall_seconds_count")
+
+    before = num_stalls()
     with calls(stack, *narrow) as stub:
         output = pb.OutputOptions(token_ids=True, logprobs=20)
         call = stub.Generate(request([5], output=output, stop={"max_tokens": 900}), metadata=bearer("acme"))
         next(call)
-        time.sleep(1.0)  # it reads nothing
+        wait_until(lambda: num_stalls() > before, "a write was given up", 20)  # nothing is read meanwhile
         slow = ending(call)
     assert (slow.code, slow.reason) == (CODE.RESOURCE_EXHAUSTED, "SLOW_READER")
     assert 0 < slow.retry_ms == slow.pushback_ms
@@ -202,7 +207,7 @@ def test_deadlines(stack: ScriptedStack, worker: ScriptedWorker) -> None:
         waiting = generate(stack, [6], timeout=0.3)
         assert (waiting.code, waiting.reason) == (CODE.DEADLINE_EXCEEDED, "DEADLINE")
         assert waiting.metadata["stage"] == "queue"
-    decoding = generate(stack, [6], timeout=0.3, stop=pb.StopOptions(max_tokens=1000))
+    decoding = generate(stack, [6], timeout=1.0, stop=pb.StopOptions(max_tokens=1000))
     assert (decoding.code, decoding.metadata["stage"]) == (CODE.DEADLINE_EXCEEDED, "decode")
     assert int(decoding.metadata["output_tokens"]) > 0
     hopeless = generate(stack, [6] * 1000, timeout=0.06)

@@ -230,13 +230,13 @@ def test_the_same_id_and_content_is_the_same_request(stack: ScriptedStack) -> No
 def test_without_a_front_a_request_lives_for_its_grace(stack: ScriptedStack) -> None:
     with stack.worker(step_seconds=0.01):
         channel, stub = stub_of(stack)
-        call = stub.Generate(request_of([2, 2], "graceful", grace=300, max_tokens=5000), timeout=60)
+        call = stub.Generate(request_of([2, 2], "graceful", grace=1000, max_tokens=5000), timeout=60)
         Taken().take(call, 2)
         channel.close()
         channel, stub = stub_of(stack)
         asked = pb.GetRequestRequest(request_id="graceful")
         assert stub.GetRequest(asked).state == pb.REQUEST_STATE_RUNNING
-        wait_until(lambda: stub.GetRequest(asked).state == pb.REQUEST_STATE_ENDED, "the grace is over", 5)
+        wait_until(lambda: stub.GetRequest(asked).state == pb.REQUEST_STATE_ENDED, "the grace is over")
         stack.wait_idle()
         assert stub.GetRequest(asked).finished[0].finish_reason == pb.FINISH_REASON_CANCELLED
         channel.close()

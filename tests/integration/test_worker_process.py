@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.conditions import wait_until
 from support.plan_driver import Generation
 from support.tiny_models import EOS_ID, VOCAB_SIZE, TinyModel, greedy, make_model, random_prompt
 from support.worker_wire import WireScheduler
@@ -79,10 +79,8 @@ def test_a_worker_serves_survives_a_stop_and_leaves_on_sigterm(tiny: TinyModel, 
 
 def test_sigterm_while_loading_ends_it_cleanly(tiny: TinyModel, tmp_path: Path) -> None:
     process = start(tiny.path, f"ipc://{tmp_path}/none.sock")
-    time.sleep(0)  # whenever it comes, it must be clean
-    deadline = time.monotonic() + EXIT_SECONDS
-    while "gpu_worker" not in Path(f"/proc/{process.pid}/cmdline").read_text() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    command = Path(f"/proc/{process.pid}/cmdline")
+    wait_until(lambda: "gpu_worker" in command.read_text(), "the program runs")
     process.send_signal(signal.SIGTERM)
     code, errors = finish(process)
     assert code in (0, -signal.SIGTERM), errors
