@@ -79,7 +79,6 @@ class ManyStream:
         """Kept: to ask for it is a system call in Python 3.11."""
         self._reader_state = Reader()
         self._entries: set[_Entry] = set()
-        self._by_id: dict[str, _Entry] = {}
         self._news: dict[_Entry, FrontError | None] = {}
         self._held: dict[_Entry, float] = {}
         """Entries with text that is held back, and when it is due."""
@@ -128,7 +127,6 @@ class ManyStream:
     def _enter(self, request: Any) -> _Entry:
         entry = _Entry(request.request_id)
         self._entries.add(entry)
-        self._by_id.setdefault(entry.request_id, entry)
         return entry
 
     async def _start(self, request: Any, message: Any) -> None:
@@ -155,7 +153,7 @@ class ManyStream:
             self._fail(entry, error)
 
     def _submit(self, entry: _Entry, prepared: PreparedRequest, deadline: float | None) -> None:
-        self._name(entry, prepared.request_id)
+        entry.request_id = prepared.request_id
         entry.live = LiveRequest(
             prepared, self._link, deadline=deadline, reader=self._reader_state, on_news=lambda: self._hear(entry)
         )
@@ -171,21 +169,14 @@ class ManyStream:
             error = InternalError()
         self._note(entry, error)
 
-    def _name(self, entry: _Entry, request_id: str) -> None:
-        """Gives an entry that came without an id the one that the server made, by which it can be cancelled."""
-        if not entry.request_id:
-            if self._by_id.get("") is entry:
-                del self._by_id[""]
-            entry.request_id = request_id
-            self._by_id[request_id] = entry
-
     def _cancel(self, request_id: str) -> None:
-        """Ends an entry; an unknown id is no fault, it may just have ended."""
-        entry = self._by_id.get(request_id)
-        if entry is not None:
-            entry.is_cancelled = True
-            if entry.live is not None:
-                entry.live.cancel()
+        """Ends the entries of an id: two may have it while one reads on what the other began. An unknown id is no
+        fault, it may just have ended; those without an id have none to be cancelled by until they are told one."""
+        for entry in self._entries if request_id else ():
+            if entry.request_id == request_id:
+                entry.is_cancelled = True
+                if entry.live is not None:
+                    entry.live.cancel()
 
     def _hear(self, entry: _Entry) -> None:
         """An entry has news: written at once, unless its caller wants larger messages less often."""
@@ -295,8 +286,6 @@ class ManyStream:
         self._held.pop(entry, None)
         self._entries.discard(entry)
         self._news.pop(entry, None)
-        if self._by_id.get(entry.request_id) is entry:
-            del self._by_id[entry.request_id]
         if entry.live is not None:
             entry.live.close()
             # It knows the way back: a cycle, which would wait for the collector with all that the request held.

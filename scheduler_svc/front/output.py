@@ -31,6 +31,7 @@ class Output:
         "_matcher",
         "_min_tokens",
         "_num_decoded",
+        "_num_logprobs",
         "_num_skipped",
         "_ready_ids",
         "_ready_text",
@@ -84,6 +85,7 @@ class Output:
         self._stop_token_ids = stop_token_ids
         self._include_stop = include_stop
         self._logprobs = LogprobColumns()
+        self._num_logprobs = 0
         self._min_tokens = min_tokens
         self._ready_text: list[str] = []
         self._ready_ids = array("i")
@@ -128,8 +130,10 @@ class Output:
         return add
 
     def append_logprobs(self, found: Any) -> None:
-        """Log probabilities (RowLogprobs) of the next token that has none yet."""
-        if self.stop_string is None:
+        """Log probabilities (RowLogprobs) of the next token that has none yet; they come after it, and it may have been
+        searched by then. Those of tokens behind a stop string are dropped."""
+        if self.stop_string is None or self._num_logprobs < self.num_to_stop:
+            self._num_logprobs += 1
             self._logprobs.append(found)
 
     def take_logprobs(self, num_tokens: int) -> Any:

@@ -122,6 +122,17 @@ async def test_entries_without_id_are_cancelled_by_the_id_they_got() -> None:
             ]
 
 
+async def test_an_empty_id_cancels_nothing() -> None:
+    """Not even an entry that has none yet, because its prompt is still being read."""
+    async with front_stack() as stack:
+        unnamed = pb.GenerateRequest(text="word " * 500, prompt_options=pb.PromptOptions(truncate_prompt_tokens=5))
+        call = stack.generation.GenerateMany(
+            iter([pb.GenerateManyRequest(start=unnamed), pb.GenerateManyRequest(cancel_request_id="")])
+        )
+        events = [event.response async for message in call for event in message.events]
+    assert [event.finished.finish_reason for event in events if event.HasField("finished")] == [pb.FINISH_REASON_STOP]
+
+
 async def test_closing_the_stream_cancels_its_requests() -> None:
     scheduler = FakeScheduler(lambda submit: [[65]])
     async with front_stack(scheduler) as stack:

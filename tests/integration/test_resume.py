@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -225,6 +226,29 @@ def test_the_same_id_and_content_is_the_same_request(stack: ScriptedStack) -> No
         again = stack.client.generate([8, 8], resume_grace_ms=GRACE_MS, **options)
         assert again == whole
         assert sum(recorded.plan.HasField("new_rows") for recorded in worker.plans) == 1
+
+
+def test_what_one_entry_took_over_from_another_can_be_cancelled_in_the_stream(
+    stack: ScriptedStack, worker: ScriptedWorker
+) -> None:
+    channel, stub = stub_of(stack)
+    start = pb.GenerateManyRequest(start=request_of([8, 11], "both", max_tokens=400))
+    taken_over = threading.Event()
+
+    def requests() -> Iterator[Any]:
+        yield from (start, start)
+        taken_over.wait(10)
+        yield pb.GenerateManyRequest(cancel_request_id="both")
+
+    with channel:
+        reasons = []
+        for message in stub.GenerateMany(requests(), timeout=20):
+            if any(event.HasField("failure") for event in message.events):
+                taken_over.set()
+            reasons += [
+                event.response.finished.finish_reason for event in message.events if event.response.HasField("finished")
+            ]
+    assert reasons == [pb.FINISH_REASON_CANCELLED]
 
 
 def test_without_a_front_a_request_lives_for_its_grace(stack: ScriptedStack) -> None:
