@@ -16,6 +16,13 @@ ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "
 """One decoder with small differences: Qwen2 has biases on query, key and value, Qwen3 norms their heads."""
 DTYPES = ("float32", "float16", "bfloat16")
 ROPE_KINDS = ("default", "linear", "llama3")
+_SILENT: dict[str, float] = {
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "clip_qkv"), 0),
+    **dict.fromkeys(("attention_chunk_size", "use_bidirectional_attention", "attention_multiplier"), 0),
+    **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "scale_emb"), 1),
+    **dict.fromkeys(("rotary_pct", "is_causal"), 1),
+}
+"""What other models do that no tensor shows, and the value that stands for not doing it."""
 MAX_HEAD_DIM = 256
 MAX_LAYERS = 1024
 MAX_SIZE = 2**24
@@ -121,7 +128,7 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
         )
     else:
         head_dim = hidden // heads
-    max_positions = _count(config, "max_position_embeddings", 2048)
+    max_positions = _max_positions(config)
     bias = _switch(config, "attention_bias")
     return ModelConfig(
         architecture=architecture,
@@ -154,10 +161,10 @@ def _architecture(config: Mapping[str, Any]) -> str:
 def _refuse_foreign(config: Mapping[str, Any], architecture: str) -> None:
     if config.get("auto_map"):
         raise ModelLoadError("config: auto_map asks for code from the checkpoint; code from checkpoints is never run")
-    is_qwen = architecture.startswith("Qwen")
-    window = config.get("sliding_window", None if architecture == "LlamaForCausalLM" else 4096)
-    if window is not None and _switch(config, "use_sliding_window", not is_qwen):
-        raise ModelLoadError(f"config: sliding_window {window} is not supported")
+    for name, neutral in _SILENT.items():
+        if config.get(name) not in (None, neutral):
+            raise ModelLoadError(f"config: {name} {config[name]!r} is not supported")
+    _refuse_window(config, architecture)
     kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
         raise ModelLoadError("config: layer_types other than a list of full_attention are not supported")
@@ -165,6 +172,20 @@ def _refuse_foreign(config: Mapping[str, Any], architecture: str) -> None:
         raise ModelLoadError(f"config: hidden_act {config['hidden_act']!r} is not supported; supported: silu")
     if _number(config, "partial_rotary_factor", 1.0) != 1.0:
         raise ModelLoadError(f"config: partial_rotary_factor {config['partial_rotary_factor']} is not supported")
+
+
+def _refuse_window(config: Mapping[str, Any], architecture: str) -> None:
+    """A window that no position lies outside of is none. Mistral's has no switch."""
+    window = config.get("sliding_window", None if architecture == "LlamaForCausalLM" else 4096)
+    is_on = architecture == "MistralForCausalLM" or _switch(
+        config, "use_sliding_window", not architecture.startswith("Qwen")
+    )
+    if window is not None and is_on and _count(config, "sliding_window", window) < _max_positions(config):
+        raise ModelLoadError(f"config: sliding_window {window} is not supported")
+
+
+def _max_positions(config: Mapping[str, Any]) -> int:
+    return _count(config, "max_position_embeddings", 2048)
 
 
 def _dtype(config: Mapping[str, Any]) -> str:
@@ -206,15 +227,8 @@ def _number(config: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def _rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
-    block: dict[str, Any] = {}
-    for field in ("rope_scaling", "rope_parameters"):
-        part = config.get(field)
-        if part is not None and not isinstance(part, dict):
-            raise ModelLoadError(f"config: {field} is {part!r}; an object is needed")
-        block.update(part or {})
-    kind = block.get("rope_type", block.get("type", "default"))
-    if "type" in block and block["type"] != kind:
-        raise ModelLoadError(f"config: rope type {block['type']!r} and rope_type {kind!r} differ")
+    block = _rope_block(config)
+    kind = block["rope_type"]
     if kind not in ROPE_KINDS:
         raise ModelLoadError(f"config: rope_type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
     if _number(block, "partial_rotary_factor", 1.0) != 1.0:
@@ -233,6 +247,34 @@ def _rope(config: Mapping[str, Any], max_positions: int) -> RopeConfig:
         high_freq_factor=_number(block, "high_freq_factor", 4.0),
         original_max_positions=_count(block, "original_max_position_embeddings", max_positions),
     )
+
+
+def _rope_block(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the block says by its older name, its newer one, or beside it; ``rope_type`` is always there.
+
+    Libraries disagree on which of these wins, so they must agree.
+    """
+    found: dict[str, Any] = {}
+    for field in ("rope_scaling", "rope_parameters"):
+        part = config.get(field)
+        if part is not None and not isinstance(part, dict):
+            raise ModelLoadError(f"config: {field} is {part!r}; an object is needed")
+        if part:
+            kind = part.get("rope_type", part.get("type", "default"))
+            if part.get("type", kind) != kind:
+                raise ModelLoadError(f"config: rope type {part['type']!r} and rope_type {kind!r} differ")
+            _agree(found, {**part, "rope_type": kind})
+    original = "original_max_position_embeddings"
+    if found.get("rope_type") == "llama3" and config.get(original) is not None:
+        _agree(found, {original: config[original]})
+    return {"rope_type": "default", **found}
+
+
+def _agree(found: dict[str, Any], part: Mapping[str, Any]) -> None:
+    for name, value in part.items():
+        if name in found and found[name] != value:
+            raise ModelLoadError(f"config: of the rotary embedding, {name} is both {found[name]!r} and {value!r}")
+        found[name] = value
 
 
 _ROPE_FIELDS: dict[str, tuple[str, ...]] = {

@@ -18,13 +18,16 @@ from pagewire_kernels import QuantizedWeight
 
 from gpu_worker.errors import ModelLoadError
 from gpu_worker.weights.bit_packing import num_words, unpack
-from gpu_worker.weights.float8 import Float8Format, parse_block, refuse_float8_cache
+from gpu_worker.weights.float8 import Float8Format, parse_block
 from gpu_worker.weights.grouping import grouped
 from gpu_worker.weights.quantization_fields import SECTION, choice, group_size_of, unsupported
 from gpu_worker.weights.stored_module import StoredModule
 
 BITS = (2, 3, 4, 8)
 FORMATS = ("pack-quantized", "float-quantized", "naive-quantized")
+_BY_GROUP = ("group", "dynamic", True)
+_ORDERS = (*_BY_GROUP, "weight", "static", False, None)
+"""Of an order by weight the columns are stored as they were; true and false are older words for group and none."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,6 +38,8 @@ class PackedScheme:
     group_size: int
     """-1: one group of all inputs."""
     is_symmetric: bool
+    is_ordered: bool
+    """Columns belong to the groups that ``weight_g_idx`` names."""
 
     def fits(self, bits: int, num_inputs: int, num_groups: int) -> bool:
         return bits == self.bits and num_groups == -(-num_inputs // group_size_of(self.group_size, num_inputs))
@@ -74,7 +79,7 @@ class PackedFormat:
             zeros=_zeros(module, scheme, scales),
             group_size=group_size_of(scheme.group_size, num_inputs),
             bits=bits,
-            group_index=_group_index(module),
+            group_index=_group_index(module, scheme),
             ending="weight_g_idx",
         )
 
@@ -103,9 +108,11 @@ class PackedFormat:
         )
 
 
-def _group_index(module: StoredModule) -> torch.Tensor | None:
+def _group_index(module: StoredModule, scheme: PackedScheme) -> torch.Tensor | None:
     """-1 stands where columns were never ordered."""
     index = module.tensors.get("weight_g_idx")
+    if index is None and scheme.is_ordered:
+        raise module.error("weight_g_idx", "is missing; actorder of the config needs it")
     return None if index is None or bool((index == -1).all()) else index
 
 
@@ -122,7 +129,6 @@ def parse_compressed_tensors(fields: Mapping[str, Any]) -> PackedFormat | Float8
     """Raises ModelLoadError naming the field."""
     choice(fields, "quantization_status", ("compressed", "frozen"), "compressed")
     label = choice(fields, "format", FORMATS, "pack-quantized")
-    refuse_float8_cache(fields)
     sparsity = fields.get("sparsity_config") or {}
     if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
         raise ModelLoadError(f"config: {SECTION}.sparsity_config is not supported; supported: dense")
@@ -153,7 +159,11 @@ def _packed_scheme(name: str, group: Mapping[str, Any]) -> PackedScheme:
         raise unsupported(f"config_groups.{name}.weights.group_size", size, ("-1", "positive integers"))
     if not isinstance(symmetric, bool | None):
         raise unsupported(f"config_groups.{name}.weights.symmetric", symmetric, ("true", "false"))
-    return PackedScheme(bits, size, symmetric is not False)
+    order = weights.get("actorder")
+    order = order.lower() if isinstance(order, str) else order
+    if order not in _ORDERS:
+        raise unsupported(f"config_groups.{name}.weights.actorder", order, _ORDERS)
+    return PackedScheme(bits, size, symmetric is not False, order in _BY_GROUP)
 
 
 def _float8_format(name: str, group: Mapping[str, Any]) -> Float8Format:
@@ -181,6 +191,8 @@ def _weights_of(name: str, group: Mapping[str, Any]) -> Mapping[str, Any]:
     weights = group.get("weights")
     if not isinstance(weights, dict):
         raise unsupported(f"config_groups.{name}.weights", weights, ("an object",))
+    if group.get("output_activations"):
+        raise unsupported(f"config_groups.{name}.output_activations", group["output_activations"], ("null",))
     return weights
 
 

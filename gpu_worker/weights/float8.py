@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from pagewire_kernels import QuantizedWeight
 
-from gpu_worker.errors import ModelLoadError
 from gpu_worker.weights.quantization_fields import choice, unsupported
 from gpu_worker.weights.stored_module import StoredModule
 
@@ -56,7 +55,10 @@ class Float8Format:
         codes = module.take("weight", (torch.float8_e4m3fn,), shape)
         if bool(codes.view(torch.uint8).bitwise_and(0x7F).eq(0x7F).any()):
             raise module.error("weight", "holds NaN")
-        ending = next((name for name in _SCALE_NAMES if name in module.tensors), _SCALE_NAMES[0])
+        stored = [name for name in _SCALE_NAMES if name in module.tensors] or [_SCALE_NAMES[0]]
+        if len(stored) > 1:
+            raise module.error(stored[1], f"is beside {stored[0]!r}: which one counts is unclear")
+        ending = stored[0]
         scales = module.take_scales(ending)
         scales = scales.float() if ending == "weight_scale_inv" else scales
         expanded, group_size = self._expanded(module, ending, scales)
@@ -105,9 +107,3 @@ def parse_block(value: Any, name: str) -> tuple[int, int] | None:
     if rows < 1 or columns < 1:
         raise unsupported(name, value, ("two positive integers",))
     return int(rows), int(columns)
-
-
-def refuse_float8_cache(fields: Mapping[str, Any]) -> None:
-    """Scales for keys and values would be ignored silently."""
-    if fields.get("kv_cache_scheme"):
-        raise ModelLoadError("config: quantization_config.kv_cache_scheme is not supported; supported: null")

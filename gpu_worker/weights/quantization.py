@@ -57,7 +57,7 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any]], WeightFormat]] = {
     "fp8": Float8Format.parse,
     "fbgemm_fp8": Float8Format.parse,
 }
-_FOREIGN = ("rotation", "activation", "adapter", "is_marlin_format", "transform_config")
+_FOREIGN = ("rotation", "activation", "adapter", "is_marlin_format", "transform_config", "kv_cache_scheme")
 """Fields that change what the weights mean; none is understood."""
 
 

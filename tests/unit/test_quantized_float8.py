@@ -31,6 +31,13 @@ from gpu_worker.weights.open import open_checkpoint
             set_tensor(f"{DOWN}.weight_scale_inv", lambda scales: scales[0, 0].clone()),
             r"weight_scale_inv' has shape \[\]; \[2, 3\] is needed",
         ),
+        (
+            "channel",
+            {},
+            lambda weights: weights.update({f"{DOWN}.weight_scale_inv": torch.tensor(0.5)}),
+            r"weight_scale_inv' is beside 'weight_scale'",
+        ),
+        ("tensor", {"kv_cache_scheme": "static"}, lambda weights: None, r"kv_cache_scheme 'static' is not supported"),
         ("block", {"weight_block_size": [2**60, 32]}, lambda weights: None, r"has shape \[2, 2\]; \[1, 2\] is needed"),
     ],
 )

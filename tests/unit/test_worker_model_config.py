@@ -12,6 +12,7 @@ from gpu_worker.layers.rotary import make_cos_sin
 from gpu_worker.model_config import RopeConfig, from_hf_config
 
 CPU = torch.device("cpu")
+MISTRAL = {"architectures": ["MistralForCausalLM"]}
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -105,13 +106,34 @@ def test_divisors_of_a_gguf_file_divide_the_frequencies() -> None:
         ({"attention_bias": 1}, "attention_bias is 1"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types other than"),
         ({"layer_types": 5}, "layer_types other than"),
-        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "sliding_window 4096 is not supported"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_position_embeddings": 4097},
+            "sliding_window 4096 is not supported",
+        ),
         ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({"rope_theta": 0}, "rope theta is 0.0; a positive number is needed"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "rope factor is 0.0"),
         ({"rope_scaling": {"rope_type": "linear", "factor": None}}, "'linear' needs the field 'factor'"),
         ({"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": 4.0}}, "low_freq_factor is 4.0; less than high_freq"),
+        ({**MISTRAL, "use_sliding_window": False, "sliding_window": 127}, "sliding_window 127 is not supported"),
+        ({**MISTRAL, "max_position_embeddings": 4097}, "sliding_window 4096 is not supported"),
+        ({"attention_chunk_size": 16}, "attention_chunk_size 16 is not supported"),
+        ({"is_causal": False}, "is_causal False is not supported"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not supported"),
+        ({"logits_scaling": 8}, "logits_scaling 8 is not supported"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": LLAMA3_ROPE},
+            "of the rotary embedding, (rope_type is both 'linear' and 'llama3'|factor is both 2.0 and 4.0)",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "default"}, "rope_parameters": LINEAR_ROPE},
+            "rope_type is both 'default' and 'linear'",
+        ),
+        (
+            {"rope_scaling": LLAMA3_ROPE, "original_max_position_embeddings": 16},
+            "original_max_position_embeddings is both 64 and 16",
+        ),
         (
             {"rope_scaling": {**LLAMA3_ROPE, "original_max_position_embeddings": 0}},
             "max_position_embeddings is 0; 1 to",
@@ -128,3 +150,16 @@ def test_mod_01_02_06_what_is_not_supported_is_refused_by_name(changes: dict[str
 
 def test_mod_06_a_window_that_is_switched_off_is_none() -> None:
     assert from_hf_config(config(sliding_window=32, use_sliding_window=False)).num_layers == 2
+
+
+def test_mod_06_a_window_that_no_position_lies_outside_of_is_none() -> None:
+    assert from_hf_config(config(**MISTRAL, sliding_window=128)).max_positions == 128
+
+
+def test_fields_of_other_models_may_say_that_nothing_is_done() -> None:
+    from_hf_config(config(logits_scaling=1.0, is_causal=True, attn_logit_softcapping=None, clip_qkv=0))
+
+
+def test_mod_02_two_rope_blocks_that_agree_are_one() -> None:
+    both = config(rope_scaling={"type": "linear", "factor": 2.0}, rope_parameters=LINEAR_ROPE)
+    assert from_hf_config(both).rope == from_hf_config(config(rope_parameters=LINEAR_ROPE)).rope
