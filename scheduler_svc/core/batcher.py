@@ -2,7 +2,7 @@
 
 One rule for all work: what is computed chases what is known. Decoding rows come first, so that running streams never
 stall for a prompt; chunks take what they leave of the budget, first come first served. With a target for the time of a
-step the budget is also what fits into that time by the worker's pace.
+step the budget is also what the worker's pace lets prompts have.
 """
 
 from scheduler_svc.core.admission import Admission
@@ -73,12 +73,11 @@ class Batcher:
             if residence.request.residence is residence:  # else it was preempted for an older one
                 self._decode(residence)
         self._budget -= len(decoding.lanes)
-        if self._target_seconds and decoding.lanes:
-            fits = self._worker.pace.max_prompt_tokens(self._target_seconds)
-            self._budget = self._budget if fits is None else min(self._budget, fits)
 
     def schedule_prompts(self, now: float) -> None:
         """Goes on with prompts that have begun and begins new ones, in one order, as long as the budget lasts."""
+        if self._target_seconds and self._worker.decoding.lanes:
+            self._keep_pace(now)
         admission = Admission(self._worker, self.draft, self._supply, self._events, self._tally, now)
         for residence in self._worker.prefilling[:]:
             self._begin_prompts(admission, residence.request.order)
@@ -87,6 +86,17 @@ class Batcher:
             if residence.request.residence is residence:  # else it was preempted for an older one
                 self._chunk(residence)
         self._begin_prompts(admission, None)
+
+    def _keep_pace(self, now: float) -> None:
+        """Limits the budget for the sake of the streams that decode in this step."""
+        worker = self._worker
+        first = worker.prefilling[0].request if worker.prefilling else worker.queue.peek()
+        if first is None:
+            return
+        num_waiting = worker.backlog + sum(entry.num_known - entry.num_computed for entry in worker.prefilling)
+        most = worker.pace.max_prompt_tokens(self._target_seconds)
+        enough = worker.pace.spread_tokens(first.num_tokens, num_waiting, now - first.submitted_at)
+        self._budget = min(limit for limit in (self._budget, most, enough) if limit is not None)
 
     def _begin_prompts(self, admission: Admission, before: Order | None) -> None:
         """Admits requests that come before ``before``; none while a running row waits for a page."""

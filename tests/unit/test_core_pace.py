@@ -94,6 +94,59 @@ def test_without_running_streams_a_prompt_takes_the_whole_budget() -> None:
     """)
 
 
+def test_a_long_prompt_is_spread_over_steps() -> None:
+    """A step of a alone takes 2 ms, 20 prompt tokens take 2 more: c's 100 would fit into a step of 50 ms, and take 12.
+    They need not: c came just now, so it gets 16 tokens a step, which is the least. 27 ms later its first token is due
+    with the next step. d waited too long for anything to be soon."""
+    check_transcript("""
+    core tokens=128 target=50
+    worker w pages=60 size=16
+    submit a 1..4 max=30
+    plan
+    result
+    plan
+    result ms=2
+    submit b 1..20 max=1
+    plan
+    result ms=4
+    submit c 101..200 max=1
+    plan
+    ----
+    a admitted on w, 0 cached
+    step 1: a on row 0 page 0 computes 4
+    step 1: a0
+    a prefilled 4 of 4
+    step 2: a decodes
+    step 2: a1
+    b admitted on w, 0 cached
+    step 3: b on row 1 pages 1,2 computes 20; a decodes
+    step 3: b0 a2
+    b prefilled 20 of 20
+    b ended: length, 1 tokens, in decode
+    c admitted on w, 0 cached
+    step 4: row 1 released; c on row 1 page 2 computes 16; a decodes; published 1
+
+    result ms=6
+    time 0.027
+    plan
+    ----
+    step 4: a3
+    c prefilled 16 of 100
+    step 5: c pages 3,4,5,6,7,8 computes 84; a decodes; published 2
+
+    result ms=6
+    submit d 201..300 max=1
+    time 5
+    plan
+    ----
+    step 5: c0 a4
+    c prefilled 100 of 100
+    c ended: length, 1 tokens, in decode
+    d admitted on w, 0 cached
+    step 6: row 1 released; d on row 1 pages 8,9,10,11,12,13,14 computes 100; a decodes; published 3,4,5,6,7
+    """)
+
+
 def test_a_pace_is_learnt_and_forgets() -> None:
     pace = StepPace()
     assert pace.max_prompt_tokens(0.1) is None
@@ -111,3 +164,19 @@ def test_a_pace_is_learnt_and_forgets() -> None:
     assert fast is not None
     assert slow is not None
     assert fast > slow == 16
+
+
+@pytest.mark.parametrize(
+    ("num_waiting", "waited_ms", "tokens"),
+    [(10, 0, 16), (64, 0, 16), (64, 20, 22), (64, 25, 64), (64, 29, None), (128, 0, 22), (295, 0, 295), (296, 0, None)],
+)
+def test_a_long_prompt_is_spread_if_its_first_token_still_comes_soon(
+    num_waiting: int, waited_ms: int, tokens: int | None
+) -> None:
+    """Rows take 3.9 ms, as long as 32 prompt tokens."""
+    pace = StepPace()
+    assert pace.spread_tokens(96, num_waiting, waited_ms / 1000) is None
+    pace.observe(0, 1 / 256)
+    pace.observe(1000, 1 / 256 + 1000 / 8192)
+    assert pace.spread_tokens(96, num_waiting, waited_ms / 1000) == tokens
+    assert pace.spread_tokens(95, num_waiting, waited_ms / 1000) is None, "it is not long"
