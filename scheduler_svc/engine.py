@@ -204,9 +204,9 @@ class Engine:
         expiry = self.core.next_expiry()
         if expiry is not None:
             due.append(expiry - now)
-        broken = self.desk.resumptions.next_expiry()
-        if broken is not None:
-            due.append(broken - now)
+        desk_expiry = self.desk.next_expiry()
+        if desk_expiry is not None:
+            due.append(desk_expiry - now)
         drain_due = self._drain.next_due(now)
         if drain_due is not None:
             due.append(max(_RETRY_SECONDS, drain_due - now))

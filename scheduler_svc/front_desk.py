@@ -29,6 +29,7 @@ from scheduler_svc.core.types import (
     RequestKey,
 )
 from scheduler_svc.drain_rate import DrainRate
+from scheduler_svc.duplicates import Duplicates
 from scheduler_svc.front_link import FrontLink
 from scheduler_svc.messages import Code, FrontMessage, FrontResume, InvalidSubmission, RequestSummary, Submission
 from scheduler_svc.metrics import Metrics
@@ -58,6 +59,7 @@ class FrontDesk:
         self.resumptions = Resumptions(self.requests, link)
         self.ended = EndedRequests()
         self.metrics = Metrics(self.requests)
+        self._duplicates = Duplicates(self.requests)
         self.draining = False
         self.vocab_size = 0
         self._core = core
@@ -85,8 +87,10 @@ class FrontDesk:
         for cancel in message.cancels:
             request = self.requests.by_front_key(front_id, cancel.key)
             if request is None:
-                continue
-            if cancel.broken and request.record is not None:
+                duplicate = self._duplicates.take(front_id, cancel.key)
+                if duplicate is not None:
+                    self._refuse_duplicate(front_id, duplicate)
+            elif cancel.broken and request.record is not None:
                 self.resumptions.leave(request, now)
             else:
                 request.told_code = cancel.code
@@ -102,6 +106,7 @@ class FrontDesk:
 
     def lose_front(self, front_id: int, now: float) -> None:
         """Its requests end, but for those that another front may continue."""
+        self._duplicates.lose_front(front_id)
         for request in self.requests.of_front(front_id):
             if request.record is not None:
                 message = "the scheduler had lost this front"
@@ -111,9 +116,16 @@ class FrontDesk:
                 self.cancel(request, EndReason.CANCELLED, now)
 
     def expire(self, now: float) -> None:
-        """Ends what was to be resumed and was not."""
+        """Ends what was to be resumed and was not; begins or refuses what waited for its id."""
         for request in self.resumptions.expired(now):
             self.cancel(request, EndReason.CANCELLED, now)
+        for front_id, submission in self._duplicates.due(now):
+            self._begin(front_id, submission, now, may_wait=False)
+
+    def next_expiry(self) -> float | None:
+        """The earliest ``now`` at which ``expire`` would do something of itself."""
+        times = (self.resumptions.next_expiry(), self._duplicates.next_expiry())
+        return min((time for time in times if time is not None), default=None)
 
     def _resume(self, front_id: int, resume: FrontResume, now: float) -> None:
         if not self.resumptions.resume(front_id, resume, now):
@@ -182,13 +194,20 @@ class FrontDesk:
             message = "the tenant has as many requests as it may have now"
             self._refuse(front_id, submission.key, Code.RESOURCE_EXHAUSTED, "TENANT_QUOTA", message, "", retry_ms)
             return
+        self._begin(front_id, submission, now, may_wait=True)
+
+    def _begin(self, front_id: int, submission: Submission, now: float, *, may_wait: bool) -> None:
         try:
             request = self.requests.add(front_id, self._link.number_of(front_id), submission, now)
         except DuplicateRequest:
-            message = "a live request has this request_id"
-            self._refuse(front_id, submission.key, Code.ALREADY_EXISTS, "REQUEST_EXISTS", message, "request_id")
+            if not (may_wait and self._duplicates.hold(front_id, submission, now)):
+                self._refuse_duplicate(front_id, submission)
             return
         self._start(request, submission, now)
+
+    def _refuse_duplicate(self, front_id: int, submission: Submission) -> None:
+        message = "a live request has this request_id"
+        self._refuse(front_id, submission.key, Code.ALREADY_EXISTS, "REQUEST_EXISTS", message, "request_id")
 
     def _over_quota(self, submission: Submission, now: float) -> int | None:
         """When to try again, in milliseconds, if the tenant may not begin another request now."""
