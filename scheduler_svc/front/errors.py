@@ -256,4 +256,6 @@ def _packed(
 
 
 def _shortened(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    """What a status can carry: callers' JSON names fields with halves of surrogate pairs, which UTF-8 cannot write."""
+    short = text if len(text) <= limit else text[: limit - 3] + "..."
+    return short.encode(errors="replace").decode()

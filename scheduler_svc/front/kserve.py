@@ -34,6 +34,8 @@ _SAMPLING = frozenset(
 _STOPPING = frozenset({"max_tokens", "min_tokens", "ignore_eos"})
 _INPUTS = frozenset({"text_input", "input_ids", "sampling_parameters", "stream", "exclude_input_in_output"})
 _TYPECODES = {"INT32": "i", "INT64": "q"}
+MAX_DIMENSIONS = 8
+"""Of a tensor's shape; the product of thousands of numbers would take the loop's time."""
 
 
 class InferenceService(inference_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -137,6 +139,8 @@ def _message(request: Any) -> Any:
     """Raises: InvalidRequestError."""
     message = generation_pb2.GenerateRequest(request_id=request.id, model=request.model_name)
     inputs = {tensor.name: _elements(request, place) for place, tensor in enumerate(request.inputs)}
+    if len(inputs) < len(request.inputs) or inputs.keys() >= {"text_input", "input_ids"}:
+        raise InvalidRequestError.at("inputs", "each name once, and one of text_input and input_ids")
     for name in sorted(inputs.keys() - _INPUTS):
         raise InvalidRequestError.at(f"inputs.{name[:40]}", "there is no such input")
     if "text_input" in inputs:
@@ -165,11 +169,18 @@ def _set_option(message: Any, name: str, value: Any) -> None:
     elif name in _STOPPING:
         _apply(name, lambda: setattr(message.stop, name, value))
     elif name == "stop":
-        _apply(name, lambda: message.stop.stop.extend([value] if isinstance(value, str) else value))
+        _apply(name, lambda: message.stop.stop.extend(_texts(value)))
     elif name == "n":
         _apply(name, lambda: setattr(message.output, "n", value))
     elif name not in ("stream", "priority", "timeout"):
         raise InvalidRequestError.at(f"parameters.{name[:40]}", "there is no such option")
+
+
+def _texts(value: Any) -> list[Any]:
+    """One text or a list. Raises: TypeError."""
+    if not isinstance(value, (str, list)):
+        raise TypeError
+    return [value] if isinstance(value, str) else value
 
 
 def _apply(name: str, act: Any) -> None:
@@ -184,6 +195,8 @@ def _elements(request: Any, place: int) -> list[Any]:
     """The elements of an input, raw or not. Raises: InvalidRequestError."""
     tensor, raw = request.inputs[place], request.raw_input_contents
     name, kind = tensor.name[:40], tensor.datatype
+    if len(tensor.shape) > MAX_DIMENSIONS or any(size < 0 for size in tensor.shape):
+        raise InvalidRequestError.at(f"inputs.{name}.shape", f"at most {MAX_DIMENSIONS} sizes, none negative")
     found: list[Any]
     if raw and len(raw) != len(request.inputs):
         raise InvalidRequestError.at("raw_input_contents", "one for each input")
@@ -200,7 +213,7 @@ def _elements(request: Any, place: int) -> list[Any]:
     except (KeyError, ValueError, struct.error):
         raise InvalidRequestError.at(f"inputs.{name}", f"is no tensor of {kind[:10]}") from None
     if len(found) != math.prod(tensor.shape):
-        raise InvalidRequestError.at(f"inputs.{name}", f"{len(found)} elements in a shape of {list(tensor.shape)[:8]}")
+        raise InvalidRequestError.at(f"inputs.{name}", f"{len(found)} elements in a shape of {list(tensor.shape)}")
     return found
 
 

@@ -6,12 +6,14 @@ chunks. What has no counterpart (media, transfers of KV caches, embeddings) is r
 those of the package `smg-grpc-proto`; without it the service is not there.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import io
 import json
 import time
 import zipfile
+from collections import defaultdict
 from datetime import datetime, timezone
 from typing import Any
 
@@ -22,6 +24,7 @@ from scheduler_svc.front.caller import CALLER
 from scheduler_svc.front.errors import InvalidRequestError, NotFoundError, UnsupportedError
 from scheduler_svc.front.generation import GenerationService
 from scheduler_svc.front.scheduler_link import SchedulerLink
+from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.service_state import ServiceState
 from scheduler_svc.front.stream import HeadersFirst
 
@@ -45,12 +48,13 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
         self._state = state
         self._link = link
         self._began = time.monotonic()
+        self._tokenizer: tuple[ServedModel, bytes] | None = None
 
     async def Generate(self, request: Any, context: Any) -> None:
         """One request: chunks if it streams, then one `complete` for each output."""
         message = _message(request)
         write = HeadersFirst(context).write
-        answer = _Answer(message.output.n, streams=request.stream)
+        answer = _Answer(streams=request.stream)
 
         async def translate(event: Any) -> None:
             for response in answer.take(event):
@@ -121,12 +125,19 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
 
     async def GetTokenizer(self, request: Any, context: Any) -> None:
         """The tokenizer's files as a zip, in chunks."""
-        content = _tokenizer_zip(self._state.require_model().card)
+        content = await self._tokenizer_files()
         digest = hashlib.sha256(content).hexdigest()
         for start in range(0, len(content), CHUNK_BYTES):
             is_last = start + CHUNK_BYTES >= len(content)
             data = content[start : start + CHUNK_BYTES]
             await context.write(common_pb2.GetTokenizerChunk(data=data, sha256=digest if is_last else ""))
+
+    async def _tokenizer_files(self) -> bytes:
+        """Of the served model; to pack them takes long, so it is done once and beside the loop."""
+        model = self._state.require_model()
+        if self._tokenizer is None or self._tokenizer[0] is not model:
+            self._tokenizer = model, await asyncio.to_thread(_tokenizer_zip, model.card)
+        return self._tokenizer[1]
 
     async def Embed(self, request: Any, context: Any) -> Any:
         """Not served."""
@@ -152,10 +163,10 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
 class _Answer:
     """Events of one request as vLLM's responses."""
 
-    def __init__(self, num_outputs: int, *, streams: bool) -> None:
+    def __init__(self, *, streams: bool) -> None:
         self._streams = streams
-        self._token_ids: list[list[int]] = [[] for _ in range(num_outputs)]
-        self._logprobs = [vllm_engine_pb2.OutputLogProbs() for _ in range(num_outputs)]
+        self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
+        self._logprobs: defaultdict[int, Any] = defaultdict(vllm_engine_pb2.OutputLogProbs)
         self._finished: list[Any] = []
 
     def take(self, event: Any) -> list[Any]:

@@ -1,6 +1,7 @@
 """Services in other people's words, asked by their own programs: SMG's gateway, Triton's client."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import openai
 import pytest
 from pagewire.kserve.v2 import inference_pb2, inference_pb2_grpc
 from pagewire_client import PagewireError
-from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
 from support.conditions import wait_until
 from support.scheduler_process import free_ports
 from support.scripted_rows import Limits
@@ -110,6 +111,13 @@ def test_vllm_engine_generates_aborts_and_tells_of_itself(stack: ScriptedStack) 
             list(stub.Generate(wrong, timeout=10))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "kv_transfer_params_json" in str(refused.value.details())
+        # Nothing is made for outputs that are not there.
+        many = vllm_engine_pb2.GenerateRequest(text="a", sampling_params={"n": 2**32 - 1})
+        with pytest.raises(grpc.RpcError, match=r"output.n: must lie in \[1, 16\]"):
+            list(stub.Generate(many, timeout=10))
+        files = [list(stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=10)) for _ in range(2)]
+        assert files[0] == files[1]
+        assert files[0][-1].sha256
     stack.wait_idle()
 
 
@@ -143,6 +151,20 @@ def test_broken_tensors_are_refused_one_by_one(stack: ScriptedStack) -> None:
             request = inference_pb2.ModelInferRequest(inputs=[tensor], raw_input_contents=[raw])
             with pytest.raises(grpc.RpcError) as refused:
                 stub.ModelInfer(request, timeout=10)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        text = {**tensor, "contents": {"bytes_contents": [b"a"]}}
+        numbers = {"name": "input_ids", "datatype": "INT32", "shape": [1], "contents": {"int_contents": [1]}}
+        for inputs, options, field in (
+            ([{**text, "shape": [2**62] * 20_000}], b"{}", "inputs.text_input.shape"),
+            ([{**text, "shape": [-1, -1]}], b"{}", "inputs.text_input.shape"),
+            ([text, text], b"{}", "inputs"),
+            ([text, numbers], b"{}", "inputs"),
+            ([text], b'{"stop": {"a": 1}}', "parameters.stop"),
+            ([text], b'{"\\ud800": 1}', "parameters.?"),
+        ):
+            sampling = {**tensor, "name": "sampling_parameters", "contents": {"bytes_contents": [options]}}
+            with pytest.raises(grpc.RpcError, match=re.escape(field)) as refused:
+                stub.ModelInfer(inference_pb2.ModelInferRequest(inputs=[*inputs, sampling]), timeout=10)
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(PagewireError):
         stack.client.generate([1], model="other")

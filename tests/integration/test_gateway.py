@@ -16,6 +16,8 @@ import pytest
 from pagewire_client.cli.app import app
 from pagewire_client.errors import ServerError
 from pagewire_client.gateway.answer import whole
+from pagewire_client.gateway.bodies import CompletionBody
+from pydantic import ValidationError
 from support.conditions import wait_until
 from support.gateway_process import GatewayProcess
 from support.scheduler_process import SchedulerProcess
@@ -289,6 +291,15 @@ def test_a_body_that_is_no_json_object_says_what_is_expected(gateway: GatewayPro
         with pytest.raises(urllib.error.HTTPError) as wrong:
             post(gateway, body, {"Content-Type": kind})
         assert "Content-Type: application/json" in error_of(wrong.value, 400)["message"]
+
+
+def test_a_body_full_of_faults_is_one_fault(gateway: GatewayProcess) -> None:
+    with pytest.raises(ValidationError) as wrong:
+        CompletionBody.model_validate({"model": "toy", "prompt": [{}] * 1000, "stop_token_ids": ["a"] * 1000})
+    assert wrong.value.error_count() < 10
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        post(gateway, b'{"model": "toy", "\\ud800": "\\ud800", "prompt": "a"}')
+    assert error_of(refused.value, 400)["param"] == "?"
 
 
 def post(gateway: GatewayProcess, body: bytes, headers: dict[str, str] | None = None) -> None:

@@ -39,7 +39,7 @@ FOLDERS = {
 }
 
 CLIENT_EXTRAS = {"typer", "click", "rich", "tqdm", "huggingface_hub", "yaml", "aiohttp", "matplotlib"}
-CLIENT_EXTRAS |= {"fastapi", "starlette", "uvicorn", "pydantic"}
+CLIENT_EXTRAS |= {"fastapi", "starlette", "uvicorn", "pydantic", "pydantic_core"}
 
 MESSAGES_ONLY_IN = {"scheduler_svc": ("codec.py", "front/"), "gpu_worker": ("codec.py",)}
 

@@ -6,10 +6,10 @@ Fields that would change the answer and are not served are refused by name; what
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticSerializationError, to_json
 
 from .failures import BadRequestError
 
@@ -17,6 +17,11 @@ MAX_CHOICES = 16
 MAX_PROMPTS = 64
 
 _NOT_SERVED = ("suffix", "echo", "functions", "function_call", "audio", "prediction", "use_beam_search", "best_of")
+
+
+Element = TypeVar("Element")
+List = Annotated[list[Element], Field(fail_fast=True)]
+"""Only its first fault is told: a body of 16 MiB can have millions, and to note them all would hold everybody up."""
 
 
 class JsonSchema(BaseModel):
@@ -60,9 +65,9 @@ class Sampled(BaseModel):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    logit_bias: dict[str, Any] | None = None
+    stop: str | List[str] | None = None
+    stop_token_ids: List[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stream: bool = False
@@ -78,7 +83,8 @@ class Sampled(BaseModel):
                     raise BadRequestError(name, "is not served")
             for name, value in given.items():
                 if not _is_text(value):
-                    raise BadRequestError(name, "holds half a surrogate pair, which is no text")
+                    shown = name.encode(errors="replace").decode()
+                    raise BadRequestError(shown, "holds half a surrogate pair or is nested too deeply")
         return given
 
 
@@ -106,8 +112,8 @@ class Message(BaseModel):
     """One message of a conversation."""
 
     role: str
-    content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | List[TextPart] | None = None
+    tool_calls: List[ToolCall] | None = None
 
     @property
     def text(self) -> str:
@@ -120,12 +126,12 @@ class Message(BaseModel):
 class ChatBody(Sampled):
     """`/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[List[Message], Field(min_length=1)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    tools: list[dict[str, Any]] | None = None
+    tools: List[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     """Whether a tool is called is the template's and the model's matter: none can be forced."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -139,7 +145,7 @@ class ChatBody(Sampled):
 class CompletionBody(Sampled):
     """`/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | List[str] | List[int] | List[List[int]]
     max_tokens: int | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -165,9 +171,9 @@ class CompletionBody(Sampled):
 
 
 def _is_text(value: Any) -> bool:
-    """Whether all strings in a JSON value can be written as UTF-8."""
+    """Whether a JSON value can be written again, as UTF-8."""
     try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
+        to_json(value)
+    except PydanticSerializationError:
         return False
     return True
