@@ -70,8 +70,13 @@ class SchedulerLink:
         return epoch
 
     def send(self, result: StepResult) -> None:
-        """Send a result; one that refuses its plan ends the epoch. Never blocks."""
-        self._put(result)
+        """Send a result; one that refuses its plan ends the epoch. Never blocks.
+
+        Of an attended link it goes out when somebody attends next.
+        """
+        self._outgoing.append(result)
+        if not self._is_attended:
+            self.wake()
 
     def close(self, reason: str) -> None:
         """Say goodbye and end the thread; what is queued goes out for at most half a second."""

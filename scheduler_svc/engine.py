@@ -4,8 +4,9 @@ A round reads what waits (up to a limit, so that nobody starves another), lets t
 steps in flight, and sends. Nothing in it blocks but the poll at its start. A fault while one thing is handled is logged
 and ends the requests concerned; a broken rule of the core ends the process, because its books decide who owns a page.
 
-Order inside a round: results before new requests, so that a worker waits least; peers are judged only after all that
-waited was read.
+Order inside a round: results before new requests, so that a worker waits least; tokens go out before the next plan is
+made, as their readers have nothing while the worker has another plan; peers are judged only after all that waited was
+read.
 """
 
 import time
@@ -163,7 +164,7 @@ class Engine:
 
     def run_round(self) -> None:
         sources = self._wait()
-        has_requests = len(self.desk.requests) > 0
+        has_requests = bool(self.desk.requests)
         for source in sources:
             if isinstance(source, int) and source in self._watched:
                 self._watched[source]()
@@ -180,7 +181,7 @@ class Engine:
         self.fronts.flush(now)
         self._tell_names(now)
         self._more_waits = not caught_up
-        if sources and (has_requests or len(self.desk.requests)):
+        if sources and (has_requests or self.desk.requests):
             self._polling.had_work(now)
 
     def _wait(self) -> set[Any]:
@@ -215,6 +216,7 @@ class Engine:
     def _read_workers(self, now: float) -> bool:
         events, num_frames = self.workers.receive(now, _FRAMES_A_ROUND)
         self._apply_worker_events(events, now)
+        self.fronts.flush(now)
         return num_frames < _FRAMES_A_ROUND
 
     def _read_fronts(self, now: float) -> bool:

@@ -182,6 +182,9 @@ class Requests:
         self._by_id: dict[tuple[str, str], Request] = {}
         self._num_of_tenant: Counter[str] = Counter()
 
+    def __bool__(self) -> bool:
+        return bool(self._outputs)
+
     def __len__(self) -> int:
         return sum(len(requests) for requests in self._by_front.values())
 

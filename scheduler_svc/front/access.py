@@ -92,7 +92,8 @@ class Access:
                 raise NotAllowedError(f"{TENANT_KEY} is taken from a trusted proxy alone")
             caller = replace(caller, tenant=_tenant(named))
         tenants = {} if self._tokens is None else self._tokens.current().tenants
-        return replace(caller, limits=tenants.get(caller.tenant, self._options.limits))
+        limits = tenants.get(caller.tenant, self._options.limits)
+        return caller if caller.limits is limits else replace(caller, limits=limits)
 
     def _authenticated(self, metadata: Mapping[str, str], auth: Mapping[str, Iterable[bytes]]) -> Caller:
         secret = _secret(metadata)

@@ -74,7 +74,7 @@ class LiveRequest:
         self._link = link
         self._on_news = on_news
         self._wakes_for_tokens = wakes_for_tokens or prepared.stops is not None
-        self._outputs = prepared.outputs()
+        self._outputs: list[Output] = []
         self._prompt_logprobs = PromptLogprobs(is_empty=prepared.wants_prompt_logprobs and len(prepared.prompt) == 1)
         self._progress: list[Any] = []
         self._ended: Any = None
@@ -87,6 +87,12 @@ class LiveRequest:
         if deadline is not None:
             self._arm(deadline)
         self.key = link.submit(prepared.submit, self) if key is None else link.hand_over(key, self)
+        try:
+            # While it is on its way: nothing is told of it before the loop's next turn.
+            self._outputs = prepared.outputs()
+        except BaseException:
+            self.close()
+            raise
         if prepared.span is not None:
             prepared.span.queued(self.request_id, prepared.model.name, len(prepared.prompt))
 

@@ -249,7 +249,8 @@ class ManyStream:
             error = self._news.pop(entry)
             first = len(message.events)
             self._add_events(message, entry, error)
-            size += sum(map(_num_bytes, message.events[first:]))
+            if self._news:
+                size += sum(map(_num_bytes, message.events[first:]))
         return message
 
     def _add_events(self, message: Any, entry: _Entry, error: FrontError | None) -> None:

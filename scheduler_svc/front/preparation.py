@@ -11,6 +11,7 @@ import hashlib
 import secrets
 import uuid
 from array import array
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pagewire.internal.v1 import front_pb2
@@ -33,6 +34,9 @@ from scheduler_svc.front.validation import MAX_ONCE_TOKENS, check_request
 
 if TYPE_CHECKING:
     from scheduler_svc.front.tracing import RequestSpan, Tracing
+
+
+_root_of = lru_cache(maxsize=256)(root_hash)
 
 
 class Preparation:
@@ -141,7 +145,7 @@ class Preparation:
         """The root of the request's chain of pages, this tenant's own."""
         model = serving.model.card.digest or serving.model.name
         tenant = "" if self._tenants_share_pages else CALLER.get().tenant
-        return root_hash(serving.hash_key, request.scheduling.cache_salt, model, request.adapter, tenant)
+        return _root_of(serving.hash_key, request.scheduling.cache_salt, model, request.adapter, tenant)
 
     async def ask_quote(self, request: Any, *, deadline: float | None = None) -> Any:
         """The request as it would be submitted; it is not counted.

@@ -1,8 +1,8 @@
 """The front's link to the scheduler.
 
 Tokens and events are handed to the requests by key in the turn of the loop in which their frame came; nothing is queued
-per token. Whatever was queued for the scheduler in one turn of the loop goes out as one frame. What a request does with
-its tokens is its own matter (`Sink`).
+per token. Whatever was queued for the scheduler in one turn of the loop goes out as one frame; only a request that is
+alone here does not wait for others. What a request does with its tokens is its own matter (`Sink`).
 
 Sessions: a frame of another session than the known one means that the scheduler restarted: every live request fails,
 the front says hello again. Silence is counted in heartbeats of our own, so that a stopped or starved front does not
@@ -136,7 +136,11 @@ class SchedulerLink:
         self._next_key += 1
         submit.key = self._next_key
         self._sinks[submit.key] = sink
-        self._queue("submits", submit, submit.ByteSize())
+        self._outgoing.append(("submits", submit, submit.ByteSize()))
+        if len(self._sinks) == 1:
+            self._write()
+        else:
+            self._write_soon()
         self._polling.had_work()
         return self._next_key
 

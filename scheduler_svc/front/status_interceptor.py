@@ -36,12 +36,19 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, admit: Admit) -> None:
         self._admit = admit
+        self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        """By method; those of a server do not change."""
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        handler = await continuation(handler_call_details)
-        return None if handler is None else _wrapped(handler, str(handler_call_details.method), self._admit)
+        method = str(handler_call_details.method)
+        if method not in self._guarded:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return None
+            self._guarded[method] = _wrapped(handler, method, self._admit)
+        return self._guarded[method]
 
 
 def _wrapped(handler: Any, method: str, admit: Admit) -> "grpc.RpcMethodHandler[Any, Any]":

@@ -61,7 +61,7 @@ class HeadersFirst:
         if self._headers is None:
             return
         try:
-            await asyncio.shield(self._headers)
+            await (self._headers if self._headers.done() else asyncio.shield(self._headers))
         except asyncio.CancelledError:
             await self.sent()
             raise

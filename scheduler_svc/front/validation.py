@@ -61,13 +61,20 @@ def check_request(request: Any, model: ServedModel) -> list[Violation]:
     _check_request_id(request.request_id, bad)
     kind = request.WhichOneof("prompt")
     check_prompt(request, kind, model, bad)
-    _check_options(request.prompt_options, kind, request, bad)
-    _check_sampling(request.sampling, model, bad)
-    _check_stop(request.stop, model, bad)
-    _check_output(request.output, bad)
-    _check_scheduling(request.scheduling, request.output, bad)
-    for field, description in structured_faults(request.structured):
-        bad.add(field, description)
+    # What is not there is at its defaults, which are right.
+    if request.HasField("prompt_options"):
+        _check_options(request.prompt_options, kind, request, bad)
+    if request.HasField("sampling"):
+        _check_sampling(request.sampling, model, bad)
+    if request.HasField("stop"):
+        _check_stop(request.stop, model, bad)
+    if request.HasField("output"):
+        _check_output(request.output, bad)
+    if request.HasField("scheduling"):
+        _check_scheduling(request.scheduling, request.output, bad)
+    if request.HasField("structured"):
+        for field, description in structured_faults(request.structured):
+            bad.add(field, description)
     bad.unless(not request.adapter, "adapter", UNSUPPORTED)
     return bad.found
 
