@@ -2,7 +2,7 @@
 
 import sys
 
-from scheduler_svc import config, log, process
+from scheduler_svc import config, descriptors, log, process
 
 
 def main() -> int:
@@ -13,6 +13,7 @@ def main() -> int:
         print(f"pagewire scheduler: {error}", file=sys.stderr)
         return 2
     log.configure(settings.log_format)
+    descriptors.allow_all()
     return process.run(settings)
 
 

@@ -1,5 +1,6 @@
 """The front processes: started, awaited, started again after a crash, stopped.
 
+What keeps a front from its first start ends the scheduler; later it counts as a crash, for the other fronts serve on.
 A front dies with this process whatever ends it: the kernel kills it. It is in a session of its own, so that a
 terminal's Ctrl-C reaches this process alone, which stops the fronts when their requests have ended.
 """
@@ -7,7 +8,7 @@ terminal's Ctrl-C reaches this process alone, which stops the fronts when their 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -81,11 +82,12 @@ class Fronts:
         return len(self._fronts)
 
     def start(self, now: float) -> None:
+        """Raises: FrontFailed."""
         for number in range(len(self._commands)):
             self._start(number, now)
 
-    def check(self, now: float) -> None:
-        """Looks for fronts that ended, and starts those again whose pause is over.
+    def check(self, now: float, hung: Collection[int] = ()) -> None:
+        """Looks for fronts that ended, starts those again whose pause is over, ends those whose process is ``hung``.
 
         Raises: FrontFailed: one ended before it was ever ready, or crashes again and again.
         """
@@ -93,10 +95,13 @@ class Fronts:
             code = front.process.poll()
             if code is not None:
                 self._ended(front, code, now)
+            elif front.process.pid in hung:
+                self._log.error("front_hangs", front=front.number, pid=front.process.pid)
+                front.process.kill()
         for number, (at, num_quick_crashes) in list(self._due.items()):
             if now >= at and not self._stopping:
                 del self._due[number]
-                self._start(number, now).num_quick_crashes = num_quick_crashes
+                self._start(number, now, num_quick_crashes)
 
     def terminate(self) -> None:
         """Asks all to end; none is started again."""
@@ -117,24 +122,39 @@ class Fronts:
             front.process.wait()
             self._forget(front)
 
-    def _start(self, number: int, now: float) -> _Front:
+    def _start(self, number: int, now: float, num_quick_crashes: int = 0) -> None:
+        try:
+            front = self._spawn(number, now)
+        except OSError as error:  # no descriptor, process or memory is left
+            self._failed(number, f"cannot be started: {error.strerror}")
+            self._start_later(number, num_quick_crashes + 1, now)
+            return
+        self._fronts[number] = front
+        front.num_quick_crashes = num_quick_crashes
+        if front.process.stderr is not None:
+            front.lines = ChildLines(front.process.stderr.fileno(), number)
+            self._watch(front.lines.descriptor, lambda: self._read_lines(front))
+
+    def _spawn(self, number: int, now: float) -> _Front:
+        """Raises: OSError."""
         read_end, write_end = os.pipe()
         program = [sys.executable, *self._commands[number], "--ready-fd", str(write_end)]
         tied = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *program]
-        process = subprocess.Popen(
-            tied,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE if self._reads_lines else None,
-            pass_fds=[write_end],
-            start_new_session=True,
-        )
-        os.close(write_end)
+        try:
+            process = subprocess.Popen(
+                tied,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE if self._reads_lines else None,
+                pass_fds=[write_end],
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
         front = _Front(number=number, process=process, started_at=now, ready_fd=read_end)
-        self._fronts[number] = front
         self._watch(read_end, lambda: self._read_ready(front))
-        if process.stderr is not None:
-            front.lines = ChildLines(process.stderr.fileno(), number)
-            self._watch(front.lines.descriptor, lambda: self._read_lines(front))
         return front
 
     def _read_lines(self, front: _Front) -> None:
@@ -163,7 +183,7 @@ class Fronts:
                 if len(self._ready) == len(self._commands):
                     self._on_ready()
         elif front.said:
-            raise FrontFailed(front.said.decode(errors="replace").strip().removeprefix("error:").strip())
+            self._failed(front.number, front.said.decode(errors="replace").strip().removeprefix("error:").strip())
 
     def _ended(self, front: _Front, code: int, now: float) -> None:
         if front.ready_fd is not None and not self._stopping:
@@ -175,9 +195,19 @@ class Fronts:
         if front.number not in self._ready:
             raise FrontFailed(f"front {front.number} ended with code {code} before it was ready")
         quick = front.num_quick_crashes + 1 if now - front.started_at < _QUICK_SECONDS else 1
-        if quick > _MAX_QUICK_CRASHES:
-            raise FrontFailed(f"front {front.number} crashed {quick} times in a row")
-        self._due[front.number] = (now + _FIRST_PAUSE_SECONDS * 2 ** (quick - 1), quick)
+        self._start_later(front.number, quick, now)
+
+    def _failed(self, number: int, reason: str) -> None:
+        """Raises: FrontFailed if the front never was ready."""
+        if number not in self._ready:
+            raise FrontFailed(reason)
+        self._log.error("front_failed", front=number, reason=reason)
+
+    def _start_later(self, number: int, num_quick_crashes: int, now: float) -> None:
+        """Raises: FrontFailed."""
+        if num_quick_crashes > _MAX_QUICK_CRASHES:
+            raise FrontFailed(f"front {number} crashed {num_quick_crashes} times in a row")
+        self._due[number] = (now + _FIRST_PAUSE_SECONDS * 2 ** (num_quick_crashes - 1), num_quick_crashes)
 
     def _forget(self, front: _Front) -> None:
         self._close_ready(front)

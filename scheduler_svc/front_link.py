@@ -17,6 +17,7 @@ from scheduler_svc.outbox import Outbox
 from scheduler_svc.output_key import MAX_FRONTS
 from scheduler_svc.router import Peer, Router, Sent
 
+_HUNG_SECONDS = 15.0
 _FORGET_SECONDS = 30.0
 _HINT_SECONDS = 0.2
 
@@ -92,6 +93,14 @@ class FrontLink:
             elif front.peer is None and silent > _FORGET_SECONDS:
                 del self._fronts[front.front_id], self._by_number[front.number]
         return self._take_events()
+
+    def hung_pids(self, now: float) -> set[int]:
+        """Processes of fronts that were given up long ago and do not come back."""
+        return {
+            front.pid
+            for front in self._fronts.values()
+            if front.peer is None and now - front.last_heard > _HUNG_SECONDS
+        }
 
     def outbox(self, front_id: int) -> Outbox:
         """What waits for a front; of one that is forgotten, a box that nobody empties."""

@@ -66,7 +66,11 @@ class MetricsServer:
     def _accept(self) -> None:
         try:
             peer, _ = self._listener.accept()
-        except OSError:
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is free, and who waits would wake the loop again and again: ours give way
+            for number in list(self._connections):
+                self._end(number)
             return
         now = self._clock()
         late = [number for number, each in self._connections.items() if now - each.since > MAX_WAIT_SECONDS]

@@ -234,7 +234,7 @@ class SchedulerProcess:
             now = time.monotonic()
             if now >= self._next_check:
                 self._next_check = now + _CHECK_SECONDS
-                self._fronts.check(now)
+                self._fronts.check(now, self._engine.fronts.hung_pids(now))
             return condition()
 
         return check

@@ -1,5 +1,6 @@
 """Workers and fronts that die, stop or fall behind while requests run."""
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -186,6 +187,9 @@ def test_a_silent_fronts_requests_are_cancelled(engine: EngineThread, front: Raw
         key = front.submit(PROMPTS[0], max_tokens=100)
         front.wait_tokens(key, 1)
         wait_until(lambda: engine.counts().num_running == 0, "its request is gone", 4)
+        now = time.monotonic()
+        hung = engine.call(lambda loop: [loop.fronts.hung_pids(at) for at in (now, now + 15)])
+        assert hung == [set(), {os.getpid()}]
         worker.options.steps_before_hold = None
         # It lives after all: it is told.
         front.wait_over(key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import signal
 import sys
 from types import FrameType
@@ -39,6 +41,9 @@ def gateway(
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn ends gracefully, then raises the signal once more: that is no death by a signal.
         signal.signal(number, _stopped)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # each caller takes one, and the usual limit is 1,024
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     print(f"gateway to {target} on http://{host}:{port}", file=sys.stderr)
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=30)
 
