@@ -57,7 +57,9 @@ def make_model_card(
     if tokenizer is not None:
         text = _with_tokenizer(text, tokenizer)
         digest = hashlib.sha256(digest.encode() + text.tokenizer_json).hexdigest()
-    vocab_size = min(_num_token_ids(checkpoint, text.tokenizer_json), checkpoint.config.vocab_size)
+    known = _read_tokenizer(checkpoint, text.tokenizer_json)
+    text = _with_ids_of_tokens(text, known)
+    vocab_size = min(_num_token_ids(checkpoint, known), checkpoint.config.vocab_size)
     ids = [("eos_token_id", token_id) for token_id in text.eos_token_ids]
     ids += [] if text.bos_token_id is None else [("bos_token_id", text.bos_token_id)]
     for field, token_id in ids:
@@ -92,11 +94,24 @@ def _with_tokenizer(text: TextAssets, directory: Path) -> TextAssets:
     )
 
 
-def _num_token_ids(checkpoint: Checkpoint, tokenizer_json: bytes) -> int:
+def _with_ids_of_tokens(text: TextAssets, tokenizer: Tokenizer) -> TextAssets:
+    """Where the checkpoint names no ids that begin and end a sequence, those of the tokenizer's tokens do."""
+    bos, eos = (tokenizer.token_to_id(text.special_tokens.get(name, "")) for name in ("bos_token", "eos_token"))
+    return replace(
+        text,
+        bos_token_id=bos if text.bos_token_id is None else text.bos_token_id,
+        eos_token_ids=text.eos_token_ids or ([] if eos is None else [eos]),
+    )
+
+
+def _read_tokenizer(checkpoint: Checkpoint, tokenizer_json: bytes) -> Tokenizer:
     try:
-        tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        return Tokenizer.from_buffer(tokenizer_json)
     except Exception as error:  # the tokenizers library raises plain Exception
         raise ModelLoadError(f"{checkpoint.path}: the tokenizer is not readable ({error})") from None
+
+
+def _num_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int:
     ids = tokenizer.get_vocab(with_added_tokens=True).values()
     if not ids:
         raise ModelLoadError(f"{checkpoint.path}: the tokenizer has no tokens")

@@ -2,8 +2,8 @@
 
 Read as data; nothing from the directory is executed. A field of a kind that it cannot have is refused by file and name:
 a template or an id that is silently dropped shows only in what the model says. Later files refine earlier ones:
-``chat_template.jinja`` over ``tokenizer_config.json``, and ``generation_config.json`` over ``config.json`` for the
-end-of-sequence ids.
+``chat_template.jinja`` over ``tokenizer_config.json``, and ``generation_config.json`` over ``config.json`` for the ids
+that begin and end a sequence.
 """
 
 import json
@@ -33,7 +33,7 @@ def read_text_assets(directory: Path, config: Mapping[str, Any]) -> TextAssets:
     tokenizer_config, generation = _optional_json(tokenizer_file), _optional_json(generation_file)
     ids = {
         name: _ids(generation, name, generation_file)
-        if name in generation
+        if generation.get(name) is not None
         else _ids(config, name, directory / "config.json")
         for name in ("eos_token_id", "bos_token_id")
     }

@@ -1,8 +1,9 @@
 """Objects that list their properties have no others, unless their schema says so.
 
 JSON schema allows any others by default, and a model that likes blanks never comes out of the name of one. What is
-valid by the closed schema is valid by the open one. A schema that combines objects (`allOf`, or `properties` beside
-`anyOf`, `$ref` and the like) stays as it is: each part would rule the others' properties out.
+valid by the closed schema is valid by the open one. A schema that must have a property it does not list stays as it is,
+and so does one that combines objects (`allOf`, or `properties` beside `anyOf`, `$ref` and the like): each part would
+rule the others' properties out.
 """
 
 from collections.abc import Iterator
@@ -20,9 +21,15 @@ def closed_schema(schema: Any) -> Any:
     found = list(_schemas(schema))
     if not any(_combines(each) for each in found):
         for each in found:
-            if isinstance(each.get("properties"), dict) and not any(name in each for name in _OPEN):
+            if _lists_all(each) and not any(name in each for name in _OPEN):
                 each["additionalProperties"] = False
     return schema
+
+
+def _lists_all(schema: dict[str, Any]) -> bool:
+    """Whether an object lists its properties, and all that it must have are among them."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    return isinstance(properties, dict) and isinstance(required, list) and properties.keys() >= set(map(str, required))
 
 
 def _combines(schema: dict[str, Any]) -> bool:

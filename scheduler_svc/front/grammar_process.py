@@ -25,6 +25,8 @@ MAX_SECONDS = 1.0
 _TRIAL_SECONDS = 0.5
 _TRIAL_TOKENS = 256
 _MAX_MESSAGE = 300
+_NO_TEXT = "\ufdd0"
+"""A code point that is no character."""
 _NOTHING = "there is no text of this form"
 _LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=100_000, verbose_errors=False)
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
@@ -45,6 +47,13 @@ def _library_refused(words: str) -> RefusedError:
 def _of_json_schema(schema: str) -> str:
     closed = json.dumps(closed_schema(json.loads(schema)))
     return LLMatcher.grammar_from_json_schema(closed, overrides=_NO_BLANKS)  # type: ignore[arg-type]
+
+
+def _of_regex(expression: str) -> str:
+    """The library leaves out a backslash at the end that escapes nothing."""
+    if (len(expression) - len(expression.rstrip("\\"))) % 2:
+        raise RefusedError("ends with a backslash that escapes nothing")
+    return LLMatcher.grammar_from_regex(expression)
 
 
 def _of_choice(texts: list[str]) -> str:
@@ -73,7 +82,7 @@ def _of_grammar(text: str) -> str:
 
 MAKERS: dict[str, Callable[[Any], str]] = {
     "json_schema": _of_json_schema,
-    "regex": LLMatcher.grammar_from_regex,
+    "regex": _of_regex,
     "choice": _of_choice,
     "grammar": _of_grammar,
 }
@@ -110,6 +119,27 @@ def try_grammar(tokenizer: LLTokenizer, grammar: str) -> None:
             raise RefusedError("it takes too much time to follow")
 
 
+def with_hidden_specials(tokenizer_json: str) -> str:
+    """A tokenizer.json whose special tokens have names that no text holds.
+
+    The library takes text that can only go on in one way for its tokens, and would take the name of a special token in
+    it for that token, which is never part of a form.
+    """
+    parts = json.loads(tokenizer_json)
+    added, model = parts.get("added_tokens", ()), parts.get("model", {})
+    names = {token["content"]: _NO_TEXT + token["content"] for token in added if token["special"]}
+    for token in added:
+        token["content"] = names.get(token["content"], token["content"])
+    vocab = model.get("vocab", {})
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(piece, piece): token_id for piece, token_id in vocab.items()}
+    else:
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return json.dumps(parts, ensure_ascii=False)
+
+
 def _next_bit(bits: int, start: int) -> int:
     """The first bit that is set at ``start`` or behind it, else the first of all."""
     behind = bits >> start
@@ -120,7 +150,9 @@ def _next_bit(bits: int, start: int) -> int:
 def _prepare(first: dict[str, Any]) -> Answer:
     try:
         tokenizer = LLTokenizer(
-            first["tokenizer_json"], n_vocab=first["vocab_size"], eos_token=first["eos_token_ids"] or None
+            with_hidden_specials(first["tokenizer_json"]),
+            n_vocab=first["vocab_size"],
+            eos_token=first["eos_token_ids"] or None,
         )
     except ValueError:
         tokenizer = None

@@ -13,6 +13,8 @@ MAX_REGEX_BYTES = 8192
 MAX_CHOICES = 1024
 MAX_DEPTH = 100
 """Objects and lists inside each other, in a schema."""
+MAX_NUMBER = 2**53 - 1
+"""In a schema, of either sign."""
 ANY_OBJECT = '{"type": "object"}'
 
 _NO_SCHEMAS = frozenset({"const", "default", "enum", "examples"})
@@ -55,14 +57,24 @@ def _choice_faults(choices: Any) -> Iterator[tuple[str, str]]:
 def _schema_fault(text: str) -> str:
     """What is wrong with a schema; empty: nothing that shows here."""
     try:
-        schema = json.loads(text)
+        schema = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_number)
     except RecursionError:
         return f"more than {MAX_DEPTH} objects and lists inside each other"
+    except OverflowError as error:
+        return str(error)
     except ValueError as error:
         return f"is no JSON: {error}"
     if not isinstance(schema, dict):
         return "must be an object"
     return _reference_fault(schema)
+
+
+def _number(digits: str) -> float:
+    """A form's numbers are followed as floats of 64 bits: others would become their neighbours."""
+    number = float(digits)
+    if not abs(number) <= MAX_NUMBER:
+        raise OverflowError(f"has the number {digits[:40]}: beyond {MAX_NUMBER} none can be followed")
+    return number
 
 
 def _reference_fault(schema: Mapping[str, Any]) -> str:

@@ -100,6 +100,18 @@ def test_without_a_vocabulary_nothing_is_allowed() -> None:
     assert allowed(matchers, 0) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "content"), [("choice", ["</s>"]), ("choice", ["<|sp|>"]), ("grammar", 'start: "</s>" | "<|end|>"')]
+)
+def test_str_03_a_form_may_hold_the_names_of_special_tokens(
+    vocabulary: GrammarVocabulary, kind: str, content: Any
+) -> None:
+    """They are written in tokens of text; an end-of-sequence token in their place would end the output."""
+    matchers = Matchers(vocabulary, VOCAB_SIZE)
+    matchers.begin(0, MAKERS[kind](content), int32s())
+    assert allowed(matchers, 0) == [ord("<")]
+
+
 def test_a_vocabulary_needs_an_end_and_a_tokenizer() -> None:
     with pytest.raises(ValueError, match="no end-of-sequence"):
         GrammarVocabulary(tokenizer_json(), VOCAB_SIZE, [])

@@ -256,6 +256,18 @@ def test_the_card_says_what_the_directory_says(single: Path) -> None:
     assert "temperature" not in made.generation_defaults
 
 
+def test_a_checkpoint_that_names_no_ids_has_those_of_its_tokenizers_tokens(single: Path) -> None:
+    """An output that nothing ends runs into the model's limit."""
+    edit_json(single / "generation_config.json", eos_token_id=None, bos_token_id=...)
+    edit_json(single / "config.json", eos_token_id=5)
+    assert list(card(single).eos_token_ids) == [5]
+    edit_json(single / "config.json", eos_token_id=..., bos_token_id=None)
+    made = card(single)
+    assert (made.bos_token_id, list(made.eos_token_ids)) == (BOS_ID, [EOS_ID])
+    (single / "tokenizer_config.json").unlink()
+    assert (card(single).bos_token_id, list(card(single).eos_token_ids)) == (None, [])
+
+
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
