@@ -131,12 +131,6 @@ class Service:
         """The scheduler's process."""
         return psutil.Process(self._scheduler.pid)
 
-    @property
-    def own_cpu_seconds(self) -> float:
-        """Processor time of scheduler and front so far."""
-        times = [process.cpu_times() for process in (self.scheduler, *self.scheduler.children())]
-        return sum(each.user + each.system for each in times)
-
     def stop(self) -> None:
         """Ends everything."""
         for process in (self._scheduler, self._worker):

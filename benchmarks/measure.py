@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -193,13 +192,6 @@ def _stream_figures(streams: Sequence[StreamTimes]) -> dict[str, tuple[float, st
     messages = sum(len(stream.messages) for stream in answered)
     made["tokens_per_message"] = (sum(stream.num_tokens for stream in answered) / max(1, messages), "tok")
     return made
-
-
-@contextmanager
-def stopwatch() -> Iterator[Callable[[], float]]:
-    """Gives a function that tells the seconds since the block began."""
-    began = time.perf_counter()
-    yield lambda: time.perf_counter() - began
 
 
 def machine() -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from pagewire_client.stack import free_ports
 from safetensors.numpy import load_file, save_file
-from support.stack import MARK, kill_marked, marked_pids, new_mark, poll_until
+from support.conditions import wait_until
+from support.stack import MARK, kill_marked, marked_pids, new_mark
 from support.tiny_models import make_model
 
 LIMIT_SECONDS = 60
@@ -34,7 +35,7 @@ def serve_and_fail(model: Path, folder: Path, flags: Sequence[str] = ()) -> tupl
             env={**os.environ, MARK: mark},
             check=False,
         )
-        poll_until(lambda: not marked_pids(mark), "all processes gone", 5)
+        wait_until(lambda: not marked_pids(mark), "all processes gone", 5)
     finally:
         kill_marked(mark)
     assert "Traceback" not in ended.stderr

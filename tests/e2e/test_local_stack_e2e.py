@@ -23,7 +23,7 @@ from pagewire_client import Client, Delta, FinishReason, UnauthenticatedError, U
 from pagewire_client.child import Child
 from pagewire_client.stack import free_ports
 from playwright.sync_api import sync_playwright
-from support.stack import poll_until
+from support.conditions import wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 TOKEN = "a token of the tests"
@@ -106,7 +106,7 @@ class Graph:
 def graph(tmp_path_factory: pytest.TempPathFactory, gguf: Path) -> Iterator[Graph]:
     graph = Graph(tmp_path_factory.mktemp("stack"), gguf)
     try:
-        poll_until(graph.serves, "the stack serves through Envoy", START_SECONDS)
+        wait_until(graph.serves, "the stack serves through Envoy", START_SECONDS)
         yield graph
     finally:
         graph.client.close()
@@ -181,7 +181,7 @@ def test_prometheus_scrapes_and_knows_the_rules(graph: Graph) -> None:
         found = graph.ask("GET", f"/api/v1/query?query=up%7Bjob%3D%22{job}%22%7D", None, port=9090)[1]["data"]["result"]
         return bool(found) and found[0]["value"][1] == "1"
 
-    poll_until(lambda: is_up("pagewire") and is_up("envoy"), "Prometheus scrapes both", 30)
+    wait_until(lambda: is_up("pagewire") and is_up("envoy"), "Prometheus scrapes both", 30)
     groups = graph.ask("GET", "/api/v1/rules", None, port=9090)[1]["data"]["groups"]
     assert groups
     assert all(rule["health"] != "err" for group in groups for rule in group["rules"])
@@ -224,7 +224,7 @@ def test_the_page_chats_by_grpc_web(graph: Graph, tmp_path: Path) -> None:
         page.wait_for_selector("article.failed")
         browser.close()
     assert not faults
-    poll_until(lambda: not graph.operator.load().num_requests_running, "the stopped request ends")
+    wait_until(lambda: not graph.operator.load().num_requests_running, "the stopped request ends")
 
 
 def test_drain_and_restart_lose_no_stream(graph: Graph) -> None:
@@ -252,5 +252,5 @@ def test_drain_and_restart_lose_no_stream(graph: Graph) -> None:
     assert scheduler.wait(45)
     assert scheduler.exit_code() == 0
     graph.restart("scheduler")
-    poll_until(graph.serves, "the replacement serves", START_SECONDS)
+    wait_until(graph.serves, "the replacement serves", START_SECONDS)
     assert graph.client.generate([7, 8, 9], max_tokens=2).outputs[0].text

@@ -12,8 +12,9 @@ import pytest
 from pagewire_client import Client, Delta, Event, HealthStatus, UnavailableError
 from pagewire_client.client import Stream
 from pagewire_client.options import GenerateOptions
+from support.conditions import wait_until
 from support.reference_outputs import Reference
-from support.stack import ONE_THREAD, Stack, attached_log, poll_until
+from support.stack import ONE_THREAD, Stack, attached_log
 
 WORKER_TIMEOUT_SECONDS = 1.0
 WORKER_LOST_SECONDS = 20.0
@@ -135,7 +136,7 @@ def test_a_stopped_worker_that_goes_on_soon(patient: Stack, long_reference: list
         with stopped(patient.workers[0].pid):
             # Two steps are in flight; what was answered before the signal may still be on its way.
             until = time.monotonic() + WORKER_TIMEOUT_SECONDS / 3
-            poll_until(lambda: time.monotonic() > until, "a third of the time-out passed")
+            wait_until(lambda: time.monotonic() > until, "a third of the time-out passed")
         running.assert_all_end_as_the_references()
         after = patient.await_idle()
         assert after.num_preemptions == before.num_preemptions
@@ -147,7 +148,7 @@ def test_a_stopped_worker_that_goes_on_after_it_was_given_up(patient: Stack, lon
     with attached_log(patient):
         running = RunningStreams(patient.client, long_reference)
         with stopped(patient.workers[0].pid):
-            poll_until(lambda: patient.health() is HealthStatus.NOT_SERVING, "the worker is given up", 15)
+            wait_until(lambda: patient.health() is HealthStatus.NOT_SERVING, "the worker is given up", 15)
         running.assert_all_end_as_the_references()
         patient.await_idle()
         assert patient.health() is HealthStatus.SERVING

@@ -8,8 +8,9 @@ from textwrap import dedent
 
 import pytest
 from pagewire_client import LLM, InvalidRequestError, SamplingParams, StackError
+from support.conditions import wait_until
 from support.reference_outputs import Reference
-from support.stack import MARK, kill_marked, marked_pids, new_mark, poll_until
+from support.stack import MARK, kill_marked, marked_pids, new_mark
 from support.tiny_models import greedy, make_model
 
 SMALL = {"dtype": "float32", "device": "cpu", "cpu_threads": 1, "kv_cache_memory_bytes": 20_000_000}
@@ -56,7 +57,7 @@ def test_tutorial_programs_run_with_only_the_import_changed(tmp_path: Path, prog
         done = _run([sys.executable, str(script)], environment)
         assert done.returncode == 0, done.stderr
         assert "100%" in done.stderr  # the progress bar
-        poll_until(lambda: not marked_pids(mark), "the stack ends with its program")
+        wait_until(lambda: not marked_pids(mark), "the stack ends with its program")
     finally:
         kill_marked(mark)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import psutil
 from pagewire_client import Delta
+from support.conditions import wait_until
 from support.greedy import run_many
-from support.stack import ONE_THREAD, Stack, attached_log, poll_until
+from support.stack import ONE_THREAD, Stack, attached_log
 from support.tiny_models import greedy, make_model, random_prompt
 
 MAX_TOKENS = 300
@@ -43,4 +44,4 @@ def test_two_ranks_and_the_loss_of_each(tmp_path: Path) -> None:
             stack.await_idle()
             other = other_rank(stack)
             os.kill(stack.workers[-1].pid, signal.SIGKILL)
-            poll_until(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE, "rank 1 ends too")
+            wait_until(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE, "rank 1 ends too")

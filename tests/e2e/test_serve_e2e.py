@@ -13,8 +13,9 @@ from types import TracebackType
 import pytest
 from pagewire_client import Client, Delta, HealthStatus, ServerError, UnavailableError
 from pagewire_client.stack import free_ports
+from support.conditions import wait_until
 from support.reference_outputs import Reference
-from support.stack import FLOAT32, MARK, START_SECONDS, accepts, kill_marked, marked_pids, new_mark, poll_until
+from support.stack import FLOAT32, MARK, START_SECONDS, accepts, kill_marked, marked_pids, new_mark
 
 
 class Serve:
@@ -41,7 +42,7 @@ class Serve:
 
     def await_ready(self) -> None:
         """Waits for the table it prints when it serves."""
-        poll_until(lambda: self._says("pagewire is ready"), "pagewire serve is ready", START_SECONDS)
+        wait_until(lambda: self._says("pagewire is ready"), "pagewire serve is ready", START_SECONDS)
 
     def pid_of(self, module: str) -> int:
         """The one process of this stack that runs a module."""
@@ -71,7 +72,7 @@ class Serve:
             self.process.terminate()
         try:
             self.process.wait(20)
-            poll_until(lambda: not marked_pids(self.mark), "all processes gone", 10)
+            wait_until(lambda: not marked_pids(self.mark), "all processes gone", 10)
         except BaseException as error:
             error.add_note("".join(self.lines)[-4000:])
             raise
@@ -110,7 +111,7 @@ def test_a_killed_scheduler_takes_everything_with_it(serve: Serve) -> None:
             for _ in stream:
                 pass
     assert serve.wait(20) == 1
-    poll_until(lambda: not marked_pids(serve.mark), "all processes gone", 10)
+    wait_until(lambda: not marked_pids(serve.mark), "all processes gone", 10)
 
 
 def test_sigterm_lets_running_streams_end(serve: Serve, long_reference: list[Reference]) -> None:
@@ -119,7 +120,7 @@ def test_sigterm_lets_running_streams_end(serve: Serve, long_reference: list[Ref
     with serve.client.stream(expected.case.text, **options) as stream:
         ids = list(first_tokens(stream, 3))
         serve.process.terminate()
-        poll_until(lambda: not serves(serve), "new requests are refused", 10)
+        wait_until(lambda: not serves(serve), "new requests are refused", 10)
         ids += [token for event in stream if isinstance(event, Delta) for token in event.token_ids]
     assert tuple(ids) == expected.output_ids
     assert serve.wait(30) == 0

@@ -18,20 +18,13 @@ from pagewire_client.child import Child, Command, describe_exit
 from pagewire_client.hung_workers import HungWorkers
 from pagewire_client.restarts import Restarts
 from pagewire_client.stack import LocalStack, free_ports
+from support.conditions import wait_until
 
 SERVICE = Path(__file__).parents[1] / "support" / "fake_service.py"
 
 
 def command(name: str, *arguments: object) -> Command:
     return Command(name=name, arguments=(sys.executable, str(SERVICE), *(str(argument) for argument in arguments)))
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "condition not met in time"
-        pause.wait(0.02)
 
 
 class Place:
@@ -72,7 +65,7 @@ def place(tmp_path: Path) -> Place:
 
 def test_ready_then_stopped_in_order(place: Place) -> None:
     with place.stack() as stack:
-        wait_until(lambda: "worker started" in place.noted())
+        wait_until(lambda: "worker started" in place.noted(), "the worker started")
         with stack.client() as client:
             assert client.health() is HealthStatus.SERVING
         pids = stack.pids()
@@ -103,14 +96,14 @@ def test_lines_already_shown_are_not_repeated(place: Place) -> None:
     with pytest.raises(StackError) as caught:
         place.stack(worker=command("worker", "fail", 1, "once")).start()
     assert str(caught.value) == "worker ended (exit code 1)"
-    wait_until(lambda: ("worker", "once") in place.lines)
+    wait_until(lambda: ("worker", "once") in place.lines, "it was told")
 
 
 def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
     """Sends this process a Ctrl-C, as a terminal would, once a condition holds."""
 
     def watch() -> None:
-        wait_until(condition)
+        wait_until(condition, "it is time for Ctrl-C")
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=watch)
@@ -142,7 +135,7 @@ def test_an_interrupted_start_leaves_nothing(place: Place) -> None:
 def test_an_interrupted_stop_kills(place: Place) -> None:
     stack = place.stack(worker=command("worker", "deaf", place.log), stop_seconds=60.0)
     stack.start()
-    wait_until(lambda: "deaf started" in place.noted())
+    wait_until(lambda: "deaf started" in place.noted(), "the deaf one started")
     watcher = interrupt_when(lambda: "scheduler" in stack.exit_codes())
     with pytest.raises(KeyboardInterrupt):
         stack.stop()
@@ -164,18 +157,18 @@ def test_a_program_that_is_not_there_fails_the_start(place: Place) -> None:
 
 def test_a_killed_worker_is_started_again(place: Place) -> None:
     with place.stack() as stack:
-        wait_until(lambda: "worker started" in place.noted())
+        wait_until(lambda: "worker started" in place.noted(), "the worker started")
         first = stack.pids()["worker"]
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: stack.pids().get("worker", first) != first)
-        wait_until(lambda: place.noted().count("worker started") == 2)
+        wait_until(lambda: stack.pids().get("worker", first) != first, "another worker")
+        wait_until(lambda: place.noted().count("worker started") == 2, "it started")
     assert place.events[0].startswith("worker ended (signal SIGKILL); starting it again in 0 s")
     assert stack.exit_codes()["worker"] == 0
 
 
 def test_a_worker_that_crashes_again_and_again_ends_the_stack(place: Place) -> None:
     with place.stack() as stack:
-        wait_until(lambda: "worker started" in place.noted())
+        wait_until(lambda: "worker started" in place.noted(), "the worker started")
         place.crashes.write_text("1\n2\n3\n4\n5\n6\n")
         os.kill(stack.pids()["worker"], signal.SIGKILL)
         with pytest.raises(StackError, match=r"exit code 7, crash 5 in a row; giving up"):
@@ -186,7 +179,7 @@ def test_a_worker_that_crashes_again_and_again_ends_the_stack(place: Place) -> N
 
 def test_a_lost_scheduler_ends_the_stack(place: Place) -> None:
     with place.stack() as stack:
-        wait_until(lambda: "worker started" in place.noted())
+        wait_until(lambda: "worker started" in place.noted(), "the worker started")
         os.kill(stack.pids()["scheduler"], signal.SIGKILL)
         with pytest.raises(StackError, match="scheduler ended"):
             stack.wait(30)
@@ -195,7 +188,7 @@ def test_a_lost_scheduler_ends_the_stack(place: Place) -> None:
 
 def test_a_scheduler_that_was_drained_ends_the_stack_well(place: Place) -> None:
     with place.stack() as stack:
-        wait_until(lambda: "worker started" in place.noted())
+        wait_until(lambda: "worker started" in place.noted(), "the worker started")
         os.kill(stack.pids()["scheduler"], signal.SIGTERM)
         assert stack.wait(30)
     assert place.noted()[-1] == "worker stopped"
@@ -204,7 +197,7 @@ def test_a_scheduler_that_was_drained_ends_the_stack_well(place: Place) -> None:
 def test_a_child_that_does_not_stop_is_killed(place: Place) -> None:
     stack = place.stack(worker=command("worker", "deaf", place.log), stop_seconds=0.3)
     stack.start()
-    wait_until(lambda: "deaf started" in place.noted())
+    wait_until(lambda: "deaf started" in place.noted(), "the deaf one started")
     pid = stack.pids()["worker"]
     stack.stop()
     assert not psutil.pid_exists(pid)
@@ -231,10 +224,10 @@ def test_children_die_with_their_parent(place: Place) -> None:
     with parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        wait_until(lambda: "deaf started" in place.noted())
+        wait_until(lambda: "deaf started" in place.noted(), "the deaf one started")
         assert psutil.pid_exists(pid)
         parent.kill()
-        wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "gone")
 
 
 def test_a_child_tells_its_last_lines() -> None:
@@ -257,9 +250,9 @@ def test_a_worker_that_hangs_is_killed_and_started_again(place: Place) -> None:
         first = stack.pids()["worker"]
         os.kill(first, signal.SIGSTOP)
         named.add(first)
-        wait_until(lambda: first in stack.hung.joined)
+        wait_until(lambda: first in stack.hung.joined, "it has joined")
         named.clear()
-        wait_until(lambda: stack.pids().get("worker", first) != first)
+        wait_until(lambda: stack.pids().get("worker", first) != first, "another worker")
     assert place.events[0] == f"worker (pid {first}) does nothing and does not come back; it is killed"
     assert "SIGKILL" in place.events[1]
 

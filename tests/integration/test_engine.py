@@ -10,17 +10,13 @@ from pagewire.v1 import admin_pb2, generation_pb2
 from support.engine_thread import EngineThread
 from support.raw_front import RawFront, Told
 from support.scripted_rows import Limits
-from support.scripted_worker import ScriptedWorker, plain_script
+from support.scripted_worker import ScriptedWorker, expected
 
 from scheduler_svc.replay import Replay
 from scheduler_svc.traced_core import TraceFile
 
 LENGTH = front_pb2.END_REASON_LENGTH
 PROBE = list(b"are you well?")
-
-
-def expected(prompt: list[int], count: int, index: int = 0, seed: int = 0) -> list[int]:
-    return [plain_script(tuple(prompt), position, index, seed) for position in range(count)]
 
 
 def probe(front: RawFront) -> None:

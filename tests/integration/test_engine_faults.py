@@ -7,7 +7,7 @@ import pytest
 from support.conditions import wait_until
 from support.engine_thread import EngineThread
 from support.raw_front import RawFront
-from support.scripted_worker import ScriptedWorker, plain_script
+from support.scripted_worker import ScriptedWorker, expected
 
 from scheduler_svc.core.errors import InvariantViolation
 from scheduler_svc.core.types import RequestKey
@@ -15,10 +15,6 @@ from scheduler_svc.engine import Engine
 
 PROMPTS = [list(range(start, start + 20)) for start in (0, 40, 80)]
 STEP_FAILED = 10
-
-
-def expected(prompt: list[int], count: int) -> list[int]:
-    return [plain_script(tuple(prompt), position, 0, 0) for position in range(count)]
 
 
 @pytest.fixture

@@ -10,14 +10,10 @@ from support.conditions import wait_until
 from support.engine_thread import EngineThread
 from support.raw_front import RawFront
 from support.scripted_rows import Limits
-from support.scripted_worker import ScriptedWorker, plain_script
+from support.scripted_worker import ScriptedWorker, expected
 
 PROMPTS = [list(range(start, start + 25)) for start in (0, 40, 80, 120)]
 NUM_TOKENS = 24
-
-
-def expected(prompt: list[int], count: int) -> list[int]:
-    return [plain_script(tuple(prompt), position, 0, 0) for position in range(count)]
 
 
 @pytest.fixture

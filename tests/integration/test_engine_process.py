@@ -13,15 +13,11 @@ from pagewire.internal.v1 import front_pb2
 from support.conditions import wait_until
 from support.raw_front import RawFront
 from support.scheduler_process import SchedulerProcess
-from support.scripted_worker import ScriptedWorker, plain_script
+from support.scripted_worker import ScriptedWorker, expected
 
 from scheduler_svc import run_dir
 
 PROMPT = list(range(20))
-
-
-def expected(count: int) -> list[int]:
-    return [plain_script(tuple(PROMPT), position, 0, 0) for position in range(count)]
 
 
 @pytest.fixture
@@ -50,7 +46,7 @@ def test_drain_then_stop(scheduler: SchedulerProcess) -> None:
         front.wait_over(late)
         worker.options.steps_before_hold = None
         front.wait_over(key)
-        assert front.requests[key].output() == expected(20)
+        assert front.requests[key].output() == expected(PROMPT, 20)
         assert front.requests[late].rejected.reason == "DRAINING"
         assert scheduler.process.wait(15) == 0
         assert worker.rows.violations == []
@@ -90,7 +86,7 @@ def test_a_crashed_front_is_started_again_and_all_die_with_the_scheduler(schedul
         front.wait_ready()
         key = front.submit(PROMPT, max_tokens=5)
         front.wait_over(key)
-        assert front.requests[key].output() == expected(5)
+        assert front.requests[key].output() == expected(PROMPT, 5)
     _refuses_a_twin(scheduler)
 
 
@@ -145,5 +141,5 @@ def test_a_stopped_scheduler_does_not_blame_its_worker(scheduler: SchedulerProce
         wait_until(lambda: time.monotonic() > until, "longer than a worker may be silent")
         scheduler.process.send_signal(signal.SIGCONT)
         front.wait_over(key)
-        assert front.requests[key].output() == expected(60)
+        assert front.requests[key].output() == expected(PROMPT, 60)
         assert worker.num_joins == 1

@@ -18,15 +18,11 @@ from support.engine_thread import EngineThread
 from support.link_faults import ChangedFrame, LateFrame, LostFrame, RepeatedFrame
 from support.raw_front import RawFront
 from support.scripted_rows import Limits
-from support.scripted_worker import ScriptedWorker, model_card, plain_script
+from support.scripted_worker import ScriptedWorker, expected, model_card
 
 PROMPTS = [list(range(start, start + 30)) for start in (0, 50, 100)]
 NUM_TOKENS = 8
 LIMITS = Limits(max_num_batched_tokens=48)
-
-
-def expected(prompt: list[int], count: int) -> list[int]:
-    return [plain_script(tuple(prompt), position, 0, 0) for position in range(count)]
 
 
 @pytest.fixture

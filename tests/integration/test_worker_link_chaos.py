@@ -6,13 +6,9 @@ import pytest
 from support.engine_thread import EngineThread
 from support.raw_front import RawFront
 from support.scripted_rows import Limits
-from support.scripted_worker import Fault, ScriptedWorker, plain_script
+from support.scripted_worker import Fault, ScriptedWorker, expected
 
 LIMITS = Limits(num_pages=40, max_num_seqs=6, max_num_batched_tokens=40)
-
-
-def expected(prompt: list[int], count: int) -> list[int]:
-    return [plain_script(tuple(prompt), position, 0, 0) for position in range(count)]
 
 
 def unreliable(chosen: random.Random, rate: float) -> Fault:

@@ -45,7 +45,6 @@ class RandomLife:
         )
         self.bench = CoreBench(limits, make=make)
         self.num_joined = 0
-        self.num_wounds = 0
         self.heads = [[random.randrange(97) for _ in range(40)] for _ in range(2)]
         self.late: list[StepResult] = []
         self.lost: list[FakeWorker] = []

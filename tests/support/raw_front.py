@@ -51,7 +51,6 @@ class RawFront:
         self.requests: dict[int, Told] = {}
         self.replies: dict[int, Any] = {}
         self.num_frames = 0
-        self.page_hashes_sent = 0
         self._next_key = 0
         self._next_query = 0
         self._next_beat = 0.0

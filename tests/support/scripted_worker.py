@@ -41,6 +41,11 @@ def plain_script(prompt: tuple[int, ...], position: int, index: int, seed: int) 
     return (7 * sum(prompt) + 31 * len(prompt) + 13 * position + 101 * index + 17 * (seed % 251)) % 256
 
 
+def expected(prompt: Sequence[int], count: int, index: int = 0, seed: int = 0) -> list[int]:
+    """The first tokens of an output by ``plain_script``."""
+    return [plain_script(tuple(prompt), position, index, seed) for position in range(count)]
+
+
 def prepared_script(outputs: Mapping[tuple[int, ...], Sequence[int]]) -> Script:
     """Answers known prompts (with or without a beginning-of-sequence token) with given ids, then EOS for ever."""
 
@@ -107,7 +112,6 @@ class ScriptedWorker:
         self.hello_refusals: list[str] = []
         self.resyncs: list[str] = []
         self.num_joins = 0
-        self.num_dropped_frames = 0
         self.worker_id = ""
         self.error: BaseException | None = None
         self._endpoint = endpoint
@@ -212,7 +216,6 @@ class ScriptedWorker:
     def _receive(self, content: bytes) -> None:
         frame = worker_pb2.SchedulerFrame.FromString(content)
         if frame.epoch != self._epoch or (self._joined and frame.session != self._session):
-            self.num_dropped_frames += 1
             return
         self._last_heard = time.monotonic()
         kind = frame.WhichOneof("body")

@@ -10,10 +10,8 @@ import os
 import signal
 import socket
 import tempfile
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,21 +19,11 @@ from types import TracebackType
 from pagewire_client import Client, HealthStatus, Load, UnavailableError
 from pagewire_client.child import Child, Command
 from pagewire_client.stack import free_ports, scheduler_command, worker_commands
+from support.conditions import wait_until
 
 MARK = "PAGEWIRE_TEST_MARK"
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
-_POLL_SECONDS = 0.02
-
-
-def poll_until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    """Returns as soon as ``condition`` holds. Raises: TimeoutError naming ``what``."""
-    deadline = time.monotonic() + seconds
-    pause = threading.Event()
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {seconds:g} s")
-        pause.wait(_POLL_SECONDS)
 
 
 def accepts(target: str) -> bool:
@@ -120,7 +108,7 @@ class Stack:
         return [child for child in self._children[1:] if child.exit_code() is None]
 
     def start(self) -> None:
-        """Starts everything and waits until it serves. Raises: TimeoutError, RuntimeError when a process ended."""
+        """Starts everything and waits until it serves. Raises: AssertionError, RuntimeError when a process ended."""
         try:
             self._children.append(self._spawn(self._scheduler_command))
             self.start_worker()
@@ -163,7 +151,7 @@ class Stack:
             self.start_worker()
         os.kill(self.workers[0].pid, signal.SIGCONT)
         self.await_serving()
-        poll_until(lambda: self.load().num_workers == 1, "one worker")
+        wait_until(lambda: self.load().num_workers == 1, "one worker")
 
     def health(self) -> HealthStatus | None:
         """The health of the whole server; None while nothing answers."""
@@ -182,7 +170,7 @@ class Stack:
                     raise RuntimeError(f"{child.name} ended with {code}")
             return accepts(self.target) and self.health() is HealthStatus.SERVING
 
-        poll_until(serving, "the stack serves", seconds)
+        wait_until(serving, "the stack serves", seconds)
 
     def load(self) -> Load:
         """Counts now."""
@@ -196,7 +184,7 @@ class Stack:
             requests = load.num_requests_running + load.num_requests_waiting
             return requests == 0 and load.num_held_pages == 0
 
-        poll_until(idle, "nothing running, nothing waiting, no page held", seconds)
+        wait_until(idle, "nothing running, nothing waiting, no page held", seconds)
         load = self.load()
         assert load.num_free_pages + load.num_cached_pages == load.num_pages, load
         return load
@@ -219,8 +207,8 @@ class Stack:
                 child.kill()
                 child.wait(5)
         try:
-            poll_until(lambda: not marked_pids(self.mark), "all processes gone", 5)
-        except TimeoutError:
+            wait_until(lambda: not marked_pids(self.mark), "all processes gone", 5)
+        except AssertionError:
             return marked_pids(self.mark)
         finally:
             kill_marked(self.mark)
