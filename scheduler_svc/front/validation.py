@@ -191,7 +191,9 @@ def _check_sampling(sampling: Any, model: ServedModel, bad: Violations) -> None:
             inside = low <= getattr(sampling, name) <= high
             bad.unless(inside, f"sampling.{name}", f"must lie in [{low:g}, {high:g}]")
     if sampling.HasField("repetition_penalty"):
-        bad.unless(0.0 < sampling.repetition_penalty <= 10.0, "sampling.repetition_penalty", "must lie in (0, 10]")
+        bad.unless(
+            0.001 <= sampling.repetition_penalty <= 10.0, "sampling.repetition_penalty", "must lie in [0.001, 10]"
+        )
     if sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_words:
         _check_choices(sampling, model, bad)
 
@@ -222,7 +224,8 @@ def _check_choices(sampling: Any, model: ServedModel, bad: Violations) -> None:
 def _check_stop(stop: Any, model: ServedModel, bad: Violations) -> None:
     if stop.HasField("max_tokens"):
         bad.unless(stop.max_tokens >= 1, "stop.max_tokens", "must be at least 1")
-    most = stop.max_tokens if stop.HasField("max_tokens") else model.max_model_len
+    limit = model.card.generation_defaults.max_tokens or model.max_model_len
+    most = stop.max_tokens if stop.HasField("max_tokens") else limit
     bad.unless(stop.min_tokens <= most, "stop.min_tokens", f"must be at most {most}, as the output may be no longer")
     if len(stop.stop) > MAX_STOPS:
         bad.add("stop.stop", f"at most {MAX_STOPS} stop strings")

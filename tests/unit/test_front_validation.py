@@ -70,7 +70,7 @@ def test_smp_03_min_p_of_one_is_fine() -> None:
     [
         ("frequency_penalty", (-2.0, 0.0, 2.0), (-2.1, 2.1, math.nan, math.inf)),
         ("presence_penalty", (-2.0, 0.0, 2.0), (-2.1, 2.1, math.nan, -math.inf)),
-        ("repetition_penalty", (1e-3, 1.0, 10.0), (0.0, -1.0, 1e9, math.nan, math.inf)),
+        ("repetition_penalty", (1e-3, 1.0, 10.0), (0.0, 1e-38, 9.99e-4, -1.0, 1e9, math.nan, math.inf)),
     ],
 )
 def test_smp_05_penalties_have_limits(field: str, inside: tuple[float, ...], outside: tuple[float, ...]) -> None:
@@ -105,6 +105,15 @@ def test_min_tokens_is_at_most_max_tokens() -> None:
         ({"min_tokens": 2**32 - 1}, False),
     ):
         assert (violations(stop=pb.StopOptions(**fields)) == {}) is good
+
+
+def test_min_tokens_is_at_most_the_checkpoints_max_tokens() -> None:
+    card = toy_card()
+    card.generation_defaults.max_tokens = 20
+    model = build_served_model(card)
+    for min_tokens, max_tokens, ok in ((20, None, True), (21, None, False), (21, 30, True)):
+        request = pb.GenerateRequest(text="a", stop=pb.StopOptions(min_tokens=min_tokens, max_tokens=max_tokens))
+        assert (not check_request(request, model)) is ok
 
 
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])

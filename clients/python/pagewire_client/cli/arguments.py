@@ -37,7 +37,7 @@ MinP = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In 
 Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, rich_help_panel=_SAMPLING, help="Seed of the noise.")]
 FrequencyPenalty = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [-2, 2].")]
 PresencePenalty = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [-2, 2].")]
-RepetitionPenalty = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In (0, 10].")]
+RepetitionPenalty = Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING, help="In [0.001, 10].")]
 
 LogitBias = Annotated[
     list[str] | None,
