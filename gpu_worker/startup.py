@@ -12,17 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from pagewire_kernels import KernelSet, load_kernels
 
-from gpu_worker.device import (
-    describe_device,
-    pick_device,
-    pick_dtype,
-    pick_kernels,
-    pick_kv_dtype,
-    set_cpu_threads,
-    threads_of_rank,
-)
+from gpu_worker.device import describe_device, dtype_name
 from gpu_worker.errors import ConfigError, ModelLoadError
 from gpu_worker.graph_memory import expected_graph_bytes
 from gpu_worker.largest_step import run_largest_step
@@ -32,6 +23,7 @@ from gpu_worker.model_config import ModelConfig
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.models.llama import LlamaModel
 from gpu_worker.page_pool import PageShape, allocate_pages, count_pages
+from gpu_worker.platform import Platform, pick_platform
 from gpu_worker.rank_group import ALONE, RankGroup
 from gpu_worker.request_rows import RowLimits
 from gpu_worker.shard import check_divides
@@ -49,7 +41,6 @@ if TYPE_CHECKING:
 
 _DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 512)}
 """max_num_seqs and max_num_batched_tokens."""
-MIN_TRITON_HEAD_DIM = 16
 MAX_MODEL_LEN = 2**22
 """Longer ones take gigabytes for their angles alone, before it shows that no page pool is large enough."""
 
@@ -68,73 +59,71 @@ def build(config: "WorkerConfig", warn: Callable[[str], None], group: RankGroup 
 
     Raises ModelLoadError, PagePoolTooSmallError, ConfigError.
     """
+    checkpoint = _open(config)
+    check_divides(checkpoint.config, group.size)
+    max_model_len = _max_model_len(config, checkpoint.config)
+    platform = pick_platform(config, checkpoint.config, group, warn)
+    model = _load(config, checkpoint, platform, max_model_len, warn)
+    card = make_model_card(
+        checkpoint,
+        name=config.served_model_name or _name(config.model),
+        tokenizer=config.tokenizer,
+        max_model_len=max_model_len,
+        dtype=dtype_name(platform.dtype),
+        kv_cache_dtype="fp8" if platform.kv_dtype == torch.float8_e4m3fn else dtype_name(platform.dtype),
+    )
+    model.finish(card.vocab_size)
+    num_copied = _keep_float_copies(config, model, platform)
+    page = PageShape.of(model.config, config.page_size, platform.kv_dtype)
+    limits = _size_pool(config, model, card, page, platform)
+    _say_what_is_used(config.kv_cache_memory_bytes, limits, page, warn)
+    kv_pages = allocate_pages(limits.num_pages, page, platform.device)
+    runner = ModelRunner(model, platform.kernels, kv_pages, limits, platform.device, _grammar_vocabulary(card, warn))
+    warm_up(runner)
+    if platform.takes_graphs and not config.enforce_eager:
+        runner.capture_graphs(runner.round_shapes().all())
+    return Parts(
+        runner=runner, card=_worker_card(card, limits, platform), summary=_summary(card, runner, platform, num_copied)
+    )
+
+
+def _open(config: "WorkerConfig") -> Checkpoint:
     is_dummy = config.load_format == "dummy"
     checkpoint: Checkpoint = (
         DummyCheckpoint(config.model, config.quantization) if is_dummy else open_checkpoint(config.model)
     )
     _check_quantization(config.quantization, checkpoint)
-    check_divides(checkpoint.config, group.size)
-    device = pick_device(config.device, group.rank, group.size)
-    free_before = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    dtype = pick_dtype(config.dtype, checkpoint.config.dtype, device)
-    kv_dtype = pick_kv_dtype(config.kv_cache_dtype, dtype, device)
-    max_model_len = _max_model_len(config, checkpoint.config)
-    threads = 1
-    if device.type == "cpu":
-        asked = config.cpu_threads or (0 if group.size == 1 else threads_of_rank(group.size))
-        threads = set_cpu_threads(asked, checkpoint.config.hidden_size, checkpoint.config.intermediate_size, dtype)
-    kernels_name = pick_kernels(config.kernels, device)
-    _check_head_dim(kernels_name, checkpoint.config.head_dim)
-    kernels = load_kernels(kernels_name)
-    if kernels.name == "cpu":
-        warn("there is no C compiler (cc): the CPU kernels are slower than they could be")
+    return checkpoint
+
+
+def _load(
+    config: "WorkerConfig", checkpoint: Checkpoint, platform: Platform, max_model_len: int, warn: Callable[[str], None]
+) -> LlamaModel:
+    kernels, dtype = platform.kernels, platform.dtype
     dequantized = checkpoint.keep_quantized(
         lambda bits, group_size, has_offsets: kernels.takes_quantized(bits, group_size, has_offsets, dtype)
     )
     if dequantized:
-        name = str(dtype).removeprefix("torch.")
-        warn(f"weights stored as {', '.join(dequantized)} are dequantised: there are no kernels for them in {name}")
+        names = ", ".join(dequantized)
+        warn(f"weights stored as {names} are dequantised: there are no kernels for them in {dtype_name(dtype)}")
     try:
         model = LlamaModel(
             checkpoint.config,
             kernels,
             max_model_len=max_model_len,
             dtype=dtype,
-            device=device,
+            device=platform.device,
             quantized=checkpoint.quantized_modules,
-            group=group,
+            group=platform.group,
         )
     except (RuntimeError, MemoryError) as error:
         raise ModelLoadError(f"the weights cannot be allocated: {str(error).splitlines()[0][:200]}") from None
-    if is_dummy:
+    if config.load_format == "dummy":
         fill_with_noise(model.weight_slots())
     else:
         load_weights(checkpoint, model.weight_slots(), warn, model.weight_shards())
-    load_quantized(checkpoint, model.quantized_linears, kernels, dtype, device)
-    dtype_name = str(dtype).removeprefix("torch.")
-    card = make_model_card(
-        checkpoint,
-        name=config.served_model_name or _name(config.model),
-        tokenizer=config.tokenizer,
-        max_model_len=max_model_len,
-        dtype=dtype_name,
-        kv_cache_dtype="fp8" if kv_dtype == torch.float8_e4m3fn else dtype_name,
-    )
-    model.finish(card.vocab_size)
-    num_copied = _keep_float_copies(config, model, device, free_before)
-    page = PageShape.of(model.config, config.page_size, kv_dtype)
-    limits = _size_pool(config, model, kernels, card, page, device, free_before)
-    _say_what_is_used(config.kv_cache_memory_bytes, limits, page, warn)
-    kv_pages = allocate_pages(limits.num_pages, page, device)
-    runner = ModelRunner(model, kernels, kv_pages, limits, device, _grammar_vocabulary(card, warn))
-    warm_up(runner)
-    if _uses_graphs(config, device, kernels):
-        runner.capture_graphs(runner.round_shapes().all())
-    return Parts(
-        runner=runner,
-        card=_worker_card(card, limits, device, kernels.name, group.size),
-        summary=_summary(card, runner, device, kernels.name, threads, num_copied),
-    )
+    load_quantized(checkpoint, model.quantized_linears, kernels, dtype, platform.device)
+    return model
 
 
 def _grammar_vocabulary(card: ModelCard, warn: Callable[[str], None]) -> "GrammarVocabulary | None":
@@ -150,17 +139,12 @@ def _grammar_vocabulary(card: ModelCard, warn: Callable[[str], None]) -> "Gramma
     return None
 
 
-def _uses_graphs(config: "WorkerConfig", device: torch.device, kernels: KernelSet) -> bool:
-    """Only the Triton kernels read nothing back on the host."""
-    return device.type == "cuda" and kernels.name == "triton" and not config.enforce_eager
-
-
-def _keep_float_copies(config: "WorkerConfig", model: LlamaModel, device: torch.device, free_before: int) -> int:
+def _keep_float_copies(config: "WorkerConfig", model: LlamaModel, platform: Platform) -> int:
     """Bytes of the copies that products of many rows use; none where the kernels have no use for them."""
-    if device.type != "cuda" or not model.quantized_linears:
+    if platform.device.type != "cuda" or not model.quantized_linears:
         return 0
-    torch.cuda.reset_peak_memory_stats(device)  # what loading needed for a while is free again
-    spare = model.group.least(gpu_pool_bytes(device, config.gpu_memory_utilization, free_before))
+    torch.cuda.reset_peak_memory_stats(platform.device)  # what loading needed for a while is free again
+    spare = platform.group.least(gpu_pool_bytes(platform.device, config.gpu_memory_utilization, platform.free_before))
     try:
         return keep_float_copies(model.quantized_linears, config.quantization_prefill, spare)
     except torch.OutOfMemoryError:
@@ -172,14 +156,6 @@ def _check_quantization(insisted: str, checkpoint: Checkpoint) -> None:
         raise ConfigError(
             f"--quantization {insisted}: not allowed: {checkpoint.path} holds {checkpoint.quantization or 'floats'}; "
             f"allowed: auto, {checkpoint.quantization_method}"
-        )
-
-
-def _check_head_dim(kernels_name: str, head_dim: int) -> None:
-    """The Triton kernels' tiles are powers of two."""
-    if kernels_name == "triton" and (head_dim < MIN_TRITON_HEAD_DIM or head_dim & (head_dim - 1)):
-        raise ModelLoadError(
-            f"config: head_dim {head_dim} is not supported on a GPU; powers of two from {MIN_TRITON_HEAD_DIM} are"
         )
 
 
@@ -200,15 +176,9 @@ def _name(path: Path) -> str:
 
 
 def _size_pool(
-    config: "WorkerConfig",
-    model: LlamaModel,
-    kernels: KernelSet,
-    card: ModelCard,
-    page: PageShape,
-    device: torch.device,
-    free_before: int,
+    config: "WorkerConfig", model: LlamaModel, card: ModelCard, page: PageShape, platform: Platform
 ) -> RowLimits:
-    default_seqs, default_tokens = _DEFAULTS[device.type]
+    default_seqs, default_tokens = _DEFAULTS[platform.device.type]
     max_num_seqs = config.max_num_seqs or default_seqs
     max_num_batched_tokens = config.max_num_batched_tokens or default_tokens
     limits = RowLimits(
@@ -220,15 +190,15 @@ def _size_pool(
         vocab_size=card.vocab_size,
     )
     available = config.kv_cache_memory_bytes
-    if available is None and device.type == "cpu":
-        available = cpu_pool_bytes() // model.group.size
+    if available is None and platform.device.type == "cpu":
+        available = cpu_pool_bytes() // platform.group.size
     elif available is None:
-        run_largest_step(model, kernels, page, max_num_seqs, max_num_batched_tokens, card.max_model_len)
-        available = gpu_pool_bytes(device, config.gpu_memory_utilization, free_before)
-        if _uses_graphs(config, device, kernels):
-            available -= expected_graph_bytes(model, kernels, page, limits)
+        run_largest_step(model, platform.kernels, page, max_num_seqs, max_num_batched_tokens, card.max_model_len)
+        available = gpu_pool_bytes(platform.device, config.gpu_memory_utilization, platform.free_before)
+        if platform.takes_graphs and not config.enforce_eager:
+            available -= expected_graph_bytes(model, platform.kernels, page, limits)
     pages = count_pages(available, page, max_model_len=card.max_model_len, max_num_seqs=max_num_seqs)
-    return replace(limits, num_pages=model.group.least(pages))
+    return replace(limits, num_pages=platform.group.least(pages))
 
 
 def _say_what_is_used(asked: int | None, limits: RowLimits, page: PageShape, warn: Callable[[str], None]) -> None:
@@ -241,19 +211,19 @@ def _say_what_is_used(asked: int | None, limits: RowLimits, page: PageShape, war
         )
 
 
-def _worker_card(card: ModelCard, limits: RowLimits, device: torch.device, kernels: str, num_ranks: int) -> WorkerCard:
+def _worker_card(card: ModelCard, limits: RowLimits, platform: Platform) -> WorkerCard:
     return WorkerCard(
-        device=describe_device(device),
+        device=describe_device(platform.device),
         page_size=limits.page_size,
         num_pages=limits.num_pages,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
         model_card=card,
-        cache_fingerprint=cache_fingerprint(card, limits.page_size, kernels),
+        cache_fingerprint=cache_fingerprint(card, limits.page_size, platform.kernels.name),
         pid=os.getpid(),
         version=program_version(),
-        num_ranks=num_ranks,
+        num_ranks=platform.group.size,
     )
 
 
@@ -265,18 +235,16 @@ def program_version() -> str:
         return "0"
 
 
-def _summary(
-    card: ModelCard, runner: ModelRunner, device: torch.device, kernels: str, threads: int, num_copied: int
-) -> str:
+def _summary(card: ModelCard, runner: ModelRunner, platform: Platform, num_copied: int) -> str:
     """The table printed at start."""
-    limits, graphs, num_ranks = runner.limits, runner.graphs, runner.model.group.size
+    limits, graphs, num_ranks, threads = runner.limits, runner.graphs, platform.group.size, platform.num_threads
     tokens = limits.num_pages * limits.page_size
     rows = (
         ("model", f"{card.name} ({card.architecture})"),
         (
             "device",
-            f"{describe_device(device)}, {kernels} kernels"
-            + (f", {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else ""),
+            f"{describe_device(platform.device)}, {platform.kernels.name} kernels"
+            + (f", {threads} thread{'s' * (threads > 1)}" if platform.device.type == "cpu" else ""),
         ),
         (
             "dtype",

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker import device, memory
-from gpu_worker.device import has_fast_bf16, pick_device, pick_dtype, set_cpu_threads
+from gpu_worker import cpu_threads, memory
+from gpu_worker.cpu_threads import set_cpu_threads
+from gpu_worker.device import has_fast_bf16, pick_device, pick_dtype
 from gpu_worker.errors import ConfigError, PagePoolTooSmallError
 from gpu_worker.page_pool import PageShape, allocate_pages, copy_pages, count_pages
 
@@ -91,9 +92,9 @@ def test_threads_are_measured_unless_given() -> None:
 
 def test_a_neighbour_that_is_soon_gone_costs_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([1, 4, 2])
-    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    monkeypatch.setattr(device, "_SECONDS_BETWEEN_LOOKS", 0)
-    monkeypatch.setattr(device, "_best_threads", lambda *_: next(looks))
+    monkeypatch.setattr(cpu_threads.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(cpu_threads, "_SECONDS_BETWEEN_LOOKS", 0)
+    monkeypatch.setattr(cpu_threads, "_best_threads", lambda *_: next(looks))
     before = torch.get_num_threads()
     try:
         assert set_cpu_threads(0, 64, 64, torch.float32) == 4
