@@ -34,6 +34,13 @@ _LAYER_NAMES = {
 }
 _MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
+_SILENT: dict[str, float] = {
+    **dict.fromkeys(("expert_count", "attention.sliding_window", "attention.scale", "attention.clamp_kqv"), 0),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), 0),
+    **dict.fromkeys(("attention.causal", "rope.scaling.attn_factor"), 1),
+    **dict.fromkeys(("logit_scale", "embedding_scale", "residual_scale"), 1),
+}
+"""What other models do that no tensor shows, and the value that stands for not doing it."""
 _ROPE_DIVISORS = "rope_freqs.weight"
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SUPPORTED = (*_FLOATS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -149,8 +156,10 @@ class GgufCheckpoint:
         architecture = metadata.get("general.architecture")
         if architecture != "llama":
             raise ModelLoadError(f"{self.path}: architecture {architecture!r} is not supported; supported: llama")
-        if metadata.get("llama.expert_count", 0):
-            raise ModelLoadError(f"{self.path}: metadata llama.expert_count: mixtures of experts are not supported")
+        for name, neutral in _SILENT.items():
+            value = metadata.get(f"llama.{name}", neutral)
+            if value != neutral:
+                raise ModelLoadError(f"{self.path}: metadata 'llama.{name}' is {value!r}; {neutral} is needed")
         hidden = self._integer("llama.embedding_length")
         heads = self._integer("llama.attention.head_count")
         head_dim = self._integer("llama.attention.key_length", hidden // max(heads, 1))

@@ -71,7 +71,7 @@ def _tokenizer(path: Path, metadata: Metadata, tokens: list[str], bos: int | Non
     if model == "gpt2":
         return _byte_level(path, metadata, tokens, bos)
     if model == "llama":
-        return _sentencepiece(path)
+        return _sentencepiece(path, metadata.get("tokenizer.ggml.add_space_prefix") is not False)
     raise ModelLoadError(f"{path}: metadata tokenizer.ggml.model {model!r} is not supported; supported: gpt2, llama")
 
 
@@ -140,7 +140,8 @@ def _post_processor(tokens: list[str], bos: int | None) -> Any:
     return processors.Sequence([byte_level, template])
 
 
-def _sentencepiece(path: Path) -> Tokenizer:
+def _sentencepiece(path: Path, adds_blank: bool) -> Tokenizer:
+    """transformers' converter puts a blank before every text, whatever the file says."""
     from transformers import AutoTokenizer
 
     try:
@@ -148,4 +149,7 @@ def _sentencepiece(path: Path) -> Tokenizer:
     except (ValueError, KeyError, TypeError, ImportError, OSError) as error:
         raise ModelLoadError(f"{path}: the SentencePiece vocabulary cannot be converted ({error})") from None
     backend: Tokenizer = loaded.backend_tokenizer
+    if not adds_blank:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return backend

@@ -1,9 +1,10 @@
 """Tokenizer, chat template and generation defaults of a Hugging Face directory.
 
 Read as data; nothing from the directory is executed. A field of a kind that it cannot have is refused by file and name:
-a template or an id that is silently dropped shows only in what the model says. Later files refine earlier ones:
-``chat_template.jinja`` over ``tokenizer_config.json``, and ``generation_config.json`` over ``config.json`` for the ids
-that begin and end a sequence.
+a template or an id that is silently dropped shows only in what the model says. Of several files one counts most:
+``chat_template.jinja`` before ``tokenizer_config.json`` before ``chat_template.json``; for the ids that begin and end a
+sequence ``generation_config.json`` before ``config.json``; for special tokens ``tokenizer_config.json`` before the
+``special_tokens_map.json`` of older checkpoints.
 """
 
 import json
@@ -24,7 +25,7 @@ _DEFAULTS: dict[str, tuple[type, Callable[[float], bool]]] = {
 """Kind and range of each default; one outside its range is as good as none."""
 _LARGEST = 2**31
 """Numbers from here on, infinity among them, are no default either."""
-_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
 def read_text_assets(directory: Path, config: Mapping[str, Any]) -> TextAssets:
@@ -43,7 +44,10 @@ def read_text_assets(directory: Path, config: Mapping[str, Any]) -> TextAssets:
     return TextAssets(
         tokenizer_json=_tokenizer_json(directory),
         chat_template=_chat_template(directory, tokenizer_config),
-        special_tokens=_special_tokens(tokenizer_config, tokenizer_file),
+        special_tokens={
+            **_special_tokens(directory / "special_tokens_map.json"),
+            **_special_tokens(tokenizer_file),
+        },
         eos_token_ids=ids["eos_token_id"],
         bos_token_id=ids["bos_token_id"][0] if ids["bos_token_id"] else None,
         generation_defaults=sampling_defaults(generation),
@@ -99,19 +103,25 @@ def _chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str:
             return _content(path).decode()
         except UnicodeDecodeError as error:
             raise ModelLoadError(f"{path}: not UTF-8 ({error})") from None
+    path = directory / "tokenizer_config.json"
     template = tokenizer_config.get("chat_template")
+    if template is None:
+        path = directory / "chat_template.json"
+        template = _optional_json(path).get("chat_template")
     if isinstance(template, list):  # several named templates
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+    if isinstance(template, dict):
+        template = template.get("default")
     if not isinstance(template, str | None):
-        raise _wrong(directory / "tokenizer_config.json", "chat_template", template, "a text")
+        raise _wrong(path, "chat_template", template, "a text")
     return template or ""
 
 
-def _special_tokens(tokenizer_config: Mapping[str, Any], path: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _special_tokens(path: Path) -> dict[str, str]:
+    """Those that a file names."""
+    values, found = _optional_json(path), dict[str, str]()
     for name in _SPECIAL:
-        token = tokenizer_config.get(name)
+        token = values.get(name)
         text = token.get("content") if isinstance(token, dict) else token
         if not isinstance(text, str | None):
             raise _wrong(path, name, token, "a text")

@@ -123,6 +123,34 @@ def test_the_tokenizer_splits_as_the_file_says(model: LlamaForCausalLM, whole: P
     assert tokenizer_of(tmp_path / "x.gguf").encode("hi12").tokens == ["<s>", "hi", "12"]
 
 
+@pytest.mark.parametrize(
+    ("adds_blank", "tokens", "text"),
+    [(None, ["<s>", "▁hi", "<0xC3>", "<0xA9>"], "hié"), (False, ["<s>", "hi", "<0xC3>", "<0xA9>"], "hié")],
+)
+def test_a_sentencepiece_vocabulary_puts_a_blank_before_texts_unless_the_file_says_no(
+    model: LlamaForCausalLM, tmp_path: Path, adds_blank: bool | None, tokens: list[str], text: str
+) -> None:
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
+    pieces += [f"t{number}" for number in range(300 - len(pieces))]
+    metadata = {
+        "model": "llama",
+        "pre": "default",
+        "tokens": pieces,
+        "merges": None,
+        "scores": [-float(number) for number in range(300)],
+        "token_type": [2, 3, 3] + [6] * 256 + [1] * 41,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+        "add_space_prefix": adds_blank,
+    }
+    write_gguf(tmp_path / "x.gguf", model, **{f"tokenizer.ggml.{name}": value for name, value in metadata.items()})
+    tokenizer = tokenizer_of(tmp_path / "x.gguf")
+    encoded = tokenizer.encode("hié")
+    assert (encoded.tokens, tokenizer.decode(encoded.ids)) == (tokens, text)
+    assert tokenizer.decode([263]) == ("hi" if adds_blank is None else " hi")
+
+
 def test_the_card_names_the_special_tokens(whole: Path) -> None:
     text = open_checkpoint(whole).text_assets()
     assert text.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
@@ -141,7 +169,11 @@ def test_the_card_names_the_special_tokens(whole: Path) -> None:
         ({"llama.attention.head_count": 0}, "num_heads is 0"),
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8; 16"),
         ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type 'yarn'"),
-        ({"llama.expert_count": 8}, "expert_count"),
+        ({"llama.expert_count": 8}, "'llama.expert_count' is 8; 0 is needed"),
+        ({"llama.rope.scaling.attn_factor": 1.5}, "'llama.rope.scaling.attn_factor' is 1.5; 1 is needed"),
+        ({"llama.attention.causal": False}, "'llama.attention.causal' is False"),
+        ({"llama.attention.sliding_window": 16}, "'llama.attention.sliding_window' is 16"),
+        ({"llama.logit_scale": 0.5}, "'llama.logit_scale' is 0.5"),
         ({"llama.block_count": float("nan")}, "'llama.block_count' is not a number"),
         ({"llama.block_count": 2.5}, "'llama.block_count' is 2.5; an integer is needed"),
         ({"llama.rope.freq_base": float("inf")}, "'llama.rope.freq_base' is not a number"),

@@ -256,6 +256,30 @@ def test_the_card_says_what_the_directory_says(single: Path) -> None:
     assert "temperature" not in made.generation_defaults
 
 
+def test_tpl_02_every_form_a_template_is_kept_in_is_found(single: Path) -> None:
+    """From the one that counts least to the one that counts most."""
+    edit_json(single / "tokenizer_config.json", chat_template=...)
+    assert card(single).chat_template == ""
+    (single / "chat_template.json").write_text('{"chat_template": "processor\'s"}')
+    assert card(single).chat_template == "processor's"
+    edit_json(single / "tokenizer_config.json", chat_template=[{"name": "rag", "template": "another"}])
+    assert card(single).chat_template == ""
+    for named in ({"default": "named"}, [{"name": "rag", "template": "x"}, {"name": "default", "template": "named"}]):
+        edit_json(single / "tokenizer_config.json", chat_template=named)
+        assert card(single).chat_template == "named"
+    edit_json(single / "tokenizer_config.json", chat_template="one")
+    assert card(single).chat_template == "one"
+    (single / "chat_template.jinja").write_text("file's")
+    assert card(single).chat_template == "file's"
+
+
+def test_special_tokens_of_older_checkpoints_have_a_file_of_their_own(single: Path) -> None:
+    edit_json(single / "tokenizer_config.json", bos_token=None, sep_token="<extra_0>")
+    tokens = {"bos_token": {"content": "<s>"}, "eos_token": "<extra_1>", "additional_special_tokens": ["<extra_2>"]}
+    (single / "special_tokens_map.json").write_text(json.dumps(tokens))
+    assert card(single).special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "<extra_0>"}
+
+
 def test_a_checkpoint_that_names_no_ids_has_those_of_its_tokenizers_tokens(single: Path) -> None:
     """An output that nothing ends runs into the model's limit."""
     edit_json(single / "generation_config.json", eos_token_id=None, bos_token_id=...)
