@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from pagewire_kernels import KernelSet, load_kernels
 
 from gpu_worker.errors import ConfigError
 
@@ -71,6 +72,14 @@ def pick_kernels(name: str, device: torch.device) -> str:
     if name != "auto":
         return name
     return "triton" if device.type == "cuda" else "cpu"
+
+
+def load_kernel_set(name: str) -> KernelSet:
+    """Raises ConfigError if the set needs a package that is not there."""
+    try:
+        return load_kernels(name)
+    except ImportError as error:
+        raise ConfigError(f"--kernels {name}: needs {error.name}, which is not installed; allowed: cpu, auto") from None
 
 
 def describe_device(device: torch.device) -> str:

@@ -85,7 +85,10 @@ def make_model_card(
 
 def _with_tokenizer(text: TextAssets, directory: Path) -> TextAssets:
     """Another tokenizer; which ids end an output, and the sampling defaults, stay the checkpoint's."""
-    other = read_text_assets(directory, {})
+    try:
+        other = read_text_assets(directory, {})
+    except ModelLoadError as error:
+        raise ModelLoadError(f"--tokenizer {directory}: {error}") from None
     return replace(
         text,
         tokenizer_json=other.tokenizer_json,

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from pagewire_kernels import KernelSet, load_kernels
+from pagewire_kernels import KernelSet
 
 from gpu_worker.cpu_threads import set_cpu_threads, threads_of_rank
-from gpu_worker.device import pick_device, pick_dtype, pick_kernels, pick_kv_dtype
+from gpu_worker.device import load_kernel_set, pick_device, pick_dtype, pick_kernels, pick_kv_dtype
 from gpu_worker.errors import ModelLoadError
 from gpu_worker.model_config import ModelConfig
 from gpu_worker.rank_group import RankGroup
@@ -52,7 +52,7 @@ def pick_platform(
         num_threads = set_cpu_threads(asked, model.hidden_size, model.intermediate_size, dtype)
     kernels_name = pick_kernels(config.kernels, device)
     _check_head_dim(kernels_name, model.head_dim)
-    kernels = load_kernels(kernels_name)
+    kernels = load_kernel_set(kernels_name)
     if kernels.name == "cpu":
         warn("there is no C compiler (cc): the CPU kernels are slower than they could be")
     return Platform(

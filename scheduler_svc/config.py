@@ -274,8 +274,8 @@ def _one_line(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     if not first["loc"]:
         return message
-    name = str(first["loc"][0])
-    return f"{_flag(name)} {first['input']}: {_allowed(message)}"
+    name, *keys = (str(part) for part in first["loc"])
+    return f"{_flag(name)} {'='.join([*keys, str(first['input'])])}: {_allowed(message)}"
 
 
 def _allowed(message: str) -> str:

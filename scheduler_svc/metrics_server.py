@@ -6,6 +6,7 @@ kernel's buffer holds far more than an answer). Nothing that arrives here can en
 """
 
 import contextlib
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +51,12 @@ class MetricsServer:
         try:
             self._listener = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
         except OSError as error:
-            raise MetricsPortError(f"cannot listen on --metrics-port {port}: {error.strerror or error}") from None
+            number = error.errno or 0
+            if number <= 0:  # the resolver's numbers are below zero
+                raise MetricsPortError(f"--metrics-host {host}: is no address of this machine") from None
+            raise MetricsPortError(
+                f"--metrics-port {port}: cannot listen on {host}:{port}: {os.strerror(number)}"
+            ) from None
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         watch(self._listener.fileno(), self._accept)

@@ -123,23 +123,24 @@ def remove(endpoint: str) -> None:
 
 
 def hash_key(path: Path, *, make: bool) -> bytes:
-    """The key of the page hashes; ``make``: drawn once if the file is not there.
+    """The key of the page hashes; ``make``: drawn once if the file is not there, which nobody named then.
 
     Raises: RunDirError.
     """
+    name = "page hash key" if make else "--prefix-hash-key-file"
     try:
         if make and not path.exists():
             _make_key(path)
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise RunDirError(f"page hash key {path}: is no regular file")
+            raise RunDirError(f"{name} {path}: is no regular file")
         key = path.read_bytes()
     except OSError as error:
-        raise RunDirError(f"page hash key {path}: {error.strerror}") from error
+        raise RunDirError(f"{name} {path}: {error.strerror}") from error
     if len(key) != KEY_BYTES:
-        raise RunDirError(f"page hash key {path}: holds {len(key)} bytes, must hold {KEY_BYTES}")
+        raise RunDirError(f"{name} {path}: holds {len(key)} bytes, must hold {KEY_BYTES}")
     if mode & 0o077:
-        raise RunDirError(f"page hash key {path}: readable by others ({stat.S_IMODE(mode):o}), must be 600")
+        raise RunDirError(f"{name} {path}: readable by others ({stat.S_IMODE(mode):o}), must be 600")
     return key
 
 

@@ -67,7 +67,9 @@ def test_a_truncated_gguf(gguf: Path, tmp_path: Path, num_bytes: int) -> None:
         broken.write_bytes(whole.read(num_bytes))
     code, text = serve_and_fail(broken, tmp_path)
     assert code == 2
-    assert "broken.gguf" in text
+    assert [line for line in text.splitlines() if "broken.gguf" in line or "error" in line] == [
+        line for line in text.splitlines() if line.startswith(f"pagewire worker: {broken}")
+    ], text
 
 
 def test_safetensors_without_a_tensor(tiny: Path, tmp_path: Path) -> None:

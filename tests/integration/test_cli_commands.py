@@ -295,7 +295,7 @@ def test_serve_routes_flags_and_prints_one_table(fake_stack: type[StackOfFakes],
     assert workers[0][6:] == ["--dtype=float32", "--max-num-seqs=8"]
     assert parts["drain_seconds"] == 13.0
     assert parts["stopped"]
-    for text in ("fake (LlamaForCausalLM)", "float32", "1 MiB", "100 of 32 tokens", "3200", "127.0.0.1:50951"):
+    for text in ("fake (LlamaForCausalLM)", "float32", "1 MiB", "100 of 32 tokens", "3,200", "127.0.0.1:50951"):
         assert text in result.stdout
 
 

@@ -22,6 +22,8 @@ from support.scrape import Scrape, scrape
 from support.scripted_rows import Limits
 from support.scripted_stack import PROBE, ScriptedStack, first_ids
 
+from scheduler_svc.metrics_server import MetricsPortError, MetricsServer
+
 GAUGES = {
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "workers", "cache_config_info"),
     *("page_waste_ratio", "kv_cache_pinned_perc"),
@@ -302,3 +304,11 @@ def test_labels_stay_few_whatever_callers_send(stack: ScriptedStack) -> None:
     assert len(found.samples) < 500
     assert "model-" not in found.text
     assert "id-" not in found.text
+
+
+@pytest.mark.parametrize(("host", "flag"), [("127.0.0.1", "--metrics-port"), ("no such host", "--metrics-host")])
+def test_a_port_that_cannot_be_had_is_named_by_its_flag(host: str, flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(MetricsPortError, match=rf"^{flag} ({port}|{host}): "):
+            MetricsServer(host, port, bytes, watch=lambda number, call: None, unwatch=lambda number: None, clock=float)

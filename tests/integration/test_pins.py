@@ -161,6 +161,6 @@ def test_commands_say_it_in_lines(stack: ScriptedStack) -> None:
         told = ["0 of 21 tokens are cached", "begins in 0.000 s, first token in a time not known"]
         assert run("quote", "twenty letters, more").splitlines() == told
         pin_id, pages, _ = run("pin", "twenty letters, more", "--ttl", "60").split("  ")
-        assert pages == "1 pages"
+        assert pages == "1 page"
         assert f'"pin_id": "{pin_id}"' in run("pins", "--json")
         assert run("unpin", pin_id) + run("pins") == ""

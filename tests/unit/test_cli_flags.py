@@ -2,11 +2,19 @@
 
 from pathlib import Path
 
+import grpc
 import pytest
-from pagewire_client.cli.failures import UsageError, exit_code
+from pagewire_client.cli.failures import UsageError, error_line, exit_code
 from pagewire_client.cli.flags import FLAGS, Role, flags_of, parse
 from pagewire_client.cli.settings import serve_settings
-from pagewire_client.errors import FetchError, StackError
+from pagewire_client.errors import (
+    FetchError,
+    FieldViolation,
+    ServerError,
+    StackError,
+    StatusDetails,
+    server_error,
+)
 
 from gpu_worker.config import WorkerConfig
 from scheduler_svc.config import SchedulerConfig
@@ -59,6 +67,10 @@ def test_the_table_is_what_the_services_take() -> None:
         (["a", "b"], "unexpected argument 'b'"),
         (["--xyzzy=1"], "unknown flag --xyzzy"),
         (["--enable-prefix-caching=maybe"], "--enable-prefix-caching maybe: must be true or false"),
+        (["--no-enable-prefix-caching=1"], "--no-enable-prefix-caching takes no value"),
+        (["--block-size", "16"], "unknown flag --block-size; here it is --page-size"),
+        (["--model", "m"], "unknown flag --model; the model is an argument without a flag"),
+        (["--trust-remote-code"], "unknown flag --trust-remote-code; code from a model directory is never executed"),
     ],
 )
 def test_what_is_wrong_is_named(words: list[str], said: str) -> None:
@@ -132,6 +144,43 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str) -> None:
         serve_settings(parse(["--config", str(config)], SERVE, takes_model=True))
     with pytest.raises(UsageError, match="cannot be read"):
         serve_settings(parse(["--config", str(tmp_path / "none")], SERVE, takes_model=True))
+
+
+def test_a_name_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("max-num-seq: 3\n")
+    with pytest.raises(UsageError, match=r"unknown setting 'max_num_seq'; did you mean 'max_num_seqs'\?"):
+        serve_settings(parse(["--config", str(config)], SERVE, takes_model=True))
+
+
+@pytest.mark.parametrize("value", ["foo", "tcp://127.0.0.1", "ipc://", "tcp://host:x"])
+def test_an_endpoint_is_called_by_the_flag_that_gave_it(value: str) -> None:
+    with pytest.raises(UsageError, match=rf"--worker-endpoint {value}: must be ipc://PATH or tcp://ADDRESS:PORT"):
+        serve_settings(parse(["--worker-endpoint", value], SERVE, takes_model=True))
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (server_error(grpc.StatusCode.UNAVAILABLE, "gone"), "`pagewire serve` starts one"),
+        (server_error(grpc.StatusCode.UNAVAILABLE, "WRONG_VERSION_NUMBER"), "speaks no TLS"),
+        (server_error(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"), "on the internal port"),
+        (server_error(grpc.StatusCode.UNAUTHENTICATED, "no", StatusDetails(reason="NO_CREDENTIALS")), "--token-file"),
+        (server_error(grpc.StatusCode.UNIMPLEMENTED, "no", StatusDetails(reason="NOT_SUPPORTED")), None),
+        (server_error(grpc.StatusCode.INTERNAL, "no"), None),
+    ],
+)
+def test_an_error_says_what_to_do_where_that_is_plain(error: ServerError, advice: str | None) -> None:
+    line = error_line(error)
+    assert line.startswith(f"error: {error}")
+    assert (advice in line) if advice else line == f"error: {error}"
+
+
+def test_all_wrong_fields_are_told_once() -> None:
+    violations = (FieldViolation(field="a", description="is odd"), FieldViolation(field="b", description="is odd"))
+    details = StatusDetails(field_violations=violations)
+    error = server_error(grpc.StatusCode.INVALID_ARGUMENT, "a: is odd (and 1 more)", details)
+    assert str(error) == "INVALID_ARGUMENT: a: is odd; b: is odd"
 
 
 def test_exit_codes() -> None:

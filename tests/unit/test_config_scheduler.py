@@ -51,6 +51,8 @@ def test_weights_of_tenants_come_as_pairs_or_as_a_map(monkeypatch: pytest.Monkey
     monkeypatch.setenv("PAGEWIRE_TENANT_WEIGHTS", "a=3")
     assert config.load(["--config", str(file)]).tenant_weights == {"a": 3.0}
     assert config.load(["--tenant-weights", "c=1.5,d=9"]).tenant_weights == {"c": 1.5, "d": 9.0}
+    with pytest.raises(config.ConfigError, match=r"^--tenant-weights d=x: must be a valid number$"):
+        config.load(["--tenant-weights", "c=1.5,d=x"])
 
 
 def test_a_public_address_needs_somebody_who_is_asked_for_credentials() -> None:

@@ -1,5 +1,6 @@
 """Sizing of the page pool, the choice of dtype, and where memory is counted."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from gpu_worker import cpu_threads, memory
 from gpu_worker.cpu_threads import set_cpu_threads
-from gpu_worker.device import has_fast_bf16, pick_device, pick_dtype
+from gpu_worker.device import has_fast_bf16, load_kernel_set, pick_device, pick_dtype
 from gpu_worker.errors import ConfigError, PagePoolTooSmallError
 from gpu_worker.page_pool import PageShape, allocate_pages, copy_pages, count_pages
 
@@ -101,3 +102,9 @@ def test_a_neighbour_that_is_soon_gone_costs_no_threads(monkeypatch: pytest.Monk
     finally:
         torch.set_num_threads(before)
     assert list(looks) == [2]  # all CPUs were worth using: no need to look again
+
+
+def test_kernels_that_need_a_package_which_is_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pagewire_kernels.triton", None)
+    with pytest.raises(ConfigError, match=r"^--kernels triton: needs pagewire_kernels.triton, which is not installed"):
+        load_kernel_set("triton")

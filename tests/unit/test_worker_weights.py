@@ -37,6 +37,18 @@ def card(path: Path) -> ModelCard:
     )
 
 
+def test_a_tokenizer_that_is_not_there_is_called_by_its_flag(single: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=f"^--tokenizer {tmp_path / 'none'}: .*tokenizer.json"):
+        make_model_card(
+            open_checkpoint(single),
+            name="tiny",
+            max_model_len=64,
+            dtype="float32",
+            kv_cache_dtype="float32",
+            tokenizer=tmp_path / "none",
+        )
+
+
 def edit_json(path: Path, **changes: Any) -> None:
     value = json.loads(path.read_text())
     value.update(changes)

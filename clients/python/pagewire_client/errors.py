@@ -85,11 +85,17 @@ class ServerError(PagewireError):
         self.retry_delay_seconds = details.retry_delay_seconds
 
     def __str__(self) -> str:
-        parts = [f"{self.code.name}: {self.message or 'no message'}"]
-        parts += [f"{v.field}: {v.description}" for v in self.field_violations if v.description not in self.message]
+        parts = [f"{self.code.name}: {self._what() or 'no message'}"]
         if self.retry_delay_seconds is not None:
             parts.append(f"retry in {self.retry_delay_seconds:.3g} s")
         return "; ".join(parts)
+
+    def _what(self) -> str:
+        """The message; one that tells the first wrong field and counts the others gives way to all of them."""
+        told = [f"{v.field}: {v.description}" for v in self.field_violations]
+        if told and self.message.startswith(told[0]):
+            return "; ".join(told)
+        return "; ".join([self.message, *(text for text in told if text not in self.message)])
 
 
 class InvalidRequestError(ServerError):

@@ -5,6 +5,7 @@ pagewire --tls-ca ca.pem --token-file token generate "..." --target server:50051
 
 from __future__ import annotations
 
+import os
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,7 @@ def read_access(
 
 def open_client(target: str, *, is_internal: bool = False) -> AdminClient:
     """A client that shows what the command line said. The internal port of this machine speaks no TLS."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is told once, in our words
     access = ACCESS.get()
     tls = None if is_internal and _is_loopback(target) else access.tls
     metadata = () if access.tenant is None else ((TENANT_KEY, access.tenant),)

@@ -6,7 +6,15 @@
 
 from __future__ import annotations
 
-from ..errors import FetchError, PagewireError, StackError, UnavailableError
+from ..errors import (
+    FetchError,
+    PagewireError,
+    ServerError,
+    StackError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -18,10 +26,24 @@ class UsageError(PagewireError):
 
 
 def error_line(error: PagewireError) -> str:
-    """What stderr says of it. UNAVAILABLE without a reason is not a server's word: nothing answered."""
-    if isinstance(error, UnavailableError) and not error.reason:
-        return f"error: {error} (is a server running there? `pagewire serve` starts one)"
-    return f"error: {error}"
+    """What stderr says of it, and what to do where that is plain."""
+    advice = _advice(error) if isinstance(error, ServerError) else ""
+    return f"error: {error} ({advice})" if advice else f"error: {error}"
+
+
+def _advice(error: ServerError) -> str:
+    """A status without a reason is gRPC's word, not our server's."""
+    if isinstance(error, UnauthenticatedError) and error.reason == "NO_CREDENTIALS":
+        return "show a token: pagewire --token-file FILE COMMAND ..."
+    if error.reason:
+        return ""
+    if isinstance(error, UnimplementedError):
+        return "what operators ask is answered on the internal port, 127.0.0.1:50052 if not told otherwise"
+    if isinstance(error, UnavailableError):
+        if "WRONG_VERSION_NUMBER" in error.message:
+            return "what answers there speaks no TLS"
+        return "is a server running there? `pagewire serve` starts one"
+    return ""
 
 
 def exit_code(error: PagewireError) -> int:

@@ -162,6 +162,25 @@ FLAGS: tuple[Flag, ...] = (
 )
 
 
+_ELSEWHERE = {
+    "model": "the model is an argument without a flag",
+    "trust-remote-code": "code from a model directory is never executed",
+    **{
+        theirs: f"here it is --{ours}"
+        for theirs, ours in {
+            "block-size": "page-size",
+            "data-parallel-size": "num-workers",
+            "api-key": "auth-tokens-file",
+            "ssl-certfile": "tls-cert",
+            "ssl-keyfile": "tls-key",
+            "ssl-ca-certs": "tls-client-ca",
+            "otlp-traces-endpoint": "otlp-endpoint",
+        }.items()
+    },
+}
+"""What to say of flags that people know from vLLM, whose names here differ by more than some letters."""
+
+
 def flags_of(*roles: Role) -> dict[str, Flag]:
     """The flags of some roles, by name."""
     return {flag.name: flag for flag in FLAGS if flag.roles & set(roles)}
@@ -192,7 +211,7 @@ def _parse_flag(word: str, rest: list[str], flags: dict[str, Flag]) -> Given:
             return Given(flag=flag, is_off=True)
         flag = None
     if flag is None or not word.startswith("--"):
-        raise UsageError(f"unknown flag {word.partition('=')[0]}{nearest(name, flags, prefix='--')}")
+        raise UsageError(_unknown(word.partition("=")[0], name, has_value=bool(has_value), flags=flags))
     if flag.is_switch:
         return Given(flag=flag, is_off=bool(has_value) and not _is_on(name, argument))
     if has_value:
@@ -200,6 +219,15 @@ def _parse_flag(word: str, rest: list[str], flags: dict[str, Flag]) -> Given:
     if not rest:
         raise UsageError(f"--{name} needs a value: {flag.help}")
     return Given(flag=flag, argument=rest.pop(0))
+
+
+def _unknown(word: str, name: str, *, has_value: bool, flags: dict[str, Flag]) -> str:
+    switch = flags.get(name.removeprefix("no-"))
+    if has_value and switch is not None and switch.is_switch:
+        return f"{word} takes no value; --{switch.name} does"
+    if name in _ELSEWHERE:
+        return f"unknown flag {word}; {_ELSEWHERE[name]}"
+    return f"unknown flag {word}{nearest(name, flags, prefix='--')}"
 
 
 def _is_on(name: str, argument: str) -> bool:

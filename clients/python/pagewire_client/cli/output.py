@@ -6,6 +6,7 @@ Invariant: what a model wrote cannot steer a terminal: control characters other 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,7 +54,7 @@ def print_events(stream: Stream, *, as_json: bool, stats: bool | None) -> str:
         if isinstance(event, Delta):
             texts[event.index] = texts.get(event.index, "") + event.text
         if as_json:
-            print_json(event, event=type(event).__name__.lower(), request_id=stream.request_id)
+            print_json(event, event=event_name(event), request_id=stream.request_id)
         elif isinstance(event, Delta) and event.text:
             if event.index != shown and (shown is not None or event.index != 0):
                 # Outputs of one request interleave; each piece says whose it is.
@@ -67,6 +68,11 @@ def print_events(stream: Stream, *, as_json: bool, stats: bool | None) -> str:
         if not as_json and (sys.stderr.isatty() if stats is None else stats):
             _print_ending(event, stream.request_id)
     return texts.get(0, "")
+
+
+def event_name(event: Event) -> str:
+    """As the API calls it: `prompt_logprobs`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
 
 
 def _print_ending(event: Event, request_id: str) -> None:

@@ -60,7 +60,8 @@ def _print(found: Pin, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        print(f"{found.pin_id}  {found.num_pages} pages  {found.ttl_seconds:.0f} s left")
+        pages = "1 page" if found.num_pages == 1 else f"{found.num_pages} pages"
+        print(f"{found.pin_id}  {pages}  {found.ttl_seconds:.0f} s left")
 
 
 def _text(prompt: str) -> str:

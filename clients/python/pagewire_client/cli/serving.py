@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ..client import Client
-from ..errors import ServerError
+from ..errors import ServerError, StackError
 from ..results import Model
 from ..stack import LocalStack, scheduler_command, worker_commands
-from .failures import UsageError
+from .failures import EXIT_USAGE, UsageError
 from .flags import Role, flags_of, parse
 from .models import local_model, size_on_disk
-from .settings import ServeSettings, serve_settings
+from .settings import ServeSettings, serve_settings, settings_file
 
 # Flags the launcher passes on resolved, so that every part sees the same.
 _RESOLVED = ("host", "port", "internal-port", "worker-endpoint", "scheduler")
@@ -29,12 +29,14 @@ _RESOLVED = ("host", "port", "internal-port", "worker-endpoint", "scheduler")
 def scheduler(context: typer.Context) -> None:
     """Start a scheduler with its fronts; it takes the place of this process."""
     parsed = parse(context.args, flags_of(Role.SCHEDULER), takes_model=False)
+    settings_file(parsed)
     _become(["-m", "scheduler_svc", *parsed.words_for(Role.SCHEDULER)])
 
 
 def worker(context: typer.Context) -> None:
     """Start a worker: [MODEL] --scheduler ENDPOINT; it takes the place of this process."""
     parsed = parse(context.args, flags_of(Role.WORKER), takes_model=True)
+    settings_file(parsed)
     _become(["-m", "gpu_worker", local_model(parsed.model), *parsed.words_for(Role.WORKER)])
 
 
@@ -95,6 +97,10 @@ def _run(stack: LocalStack, settings: ServeSettings, model: str) -> None:
         stack.wait()
     except KeyboardInterrupt:
         _say("draining; Ctrl-C again stops at once")
+    except StackError as error:
+        if error.exit_code == EXIT_USAGE:  # the child's own line, printed above, says what is wrong
+            raise typer.Exit(EXIT_USAGE) from None
+        raise
     finally:
         stack.stop()
 
@@ -128,6 +134,9 @@ def check_port(host: str, port: int, name: str) -> None:
     """Refuses a port somebody listens on, before another server there could be mistaken for ours."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise UsageError(f"--host {host}: is no address of this machine: {error.strerror}") from None
+    try:
         with socket.socket(family, kind, protocol) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
@@ -147,6 +156,7 @@ def _print_summary(stack: LocalStack, settings: ServeSettings, model: str) -> No
                 _add_pages(table, client, served)
     table.add_row("address", f"{settings.host}:{settings.port}")
     table.add_row("internal port", str(settings.internal_port or "none"))
+    table.add_row("metrics port", str(settings.metrics_port or "none"))
     table.add_row("workers", str(settings.num_workers))
     Console(highlight=False).print(table)
 
@@ -158,7 +168,7 @@ def _add_pages(table: Table, client: Client, served: Model) -> None:
     except ServerError as error:
         table.add_row("pages", f"unknown: {error.message}")
         return
-    table.add_row("pages", f"{num_tokens // served.page_size} of {served.page_size} tokens")
-    table.add_row("tokens that fit", f"{num_tokens}")
+    table.add_row("pages", f"{num_tokens // served.page_size:,} of {served.page_size} tokens")
+    table.add_row("tokens that fit", f"{num_tokens:,}")
     concurrency = num_tokens / max(1, served.max_model_len)
-    table.add_row(f"requests of {served.max_model_len} tokens at once", f"{concurrency:.1f}")
+    table.add_row("concurrency", f"{concurrency:.1f} requests of max_model_len {served.max_model_len:,}")

@@ -5,6 +5,7 @@ The services read the same sources themselves and check everything; here only wh
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import yaml
 
 from ..config import setting, state_directory
+from ..options import nearest
 from ..stack import RESTART_PATIENCE
 from .failures import UsageError
-from .flags import Parsed
+from .flags import FLAGS, Parsed
 
+_NAMES = frozenset({flag.name.replace("-", "_") for flag in FLAGS} | {"model"})
 _GUARDS = ("tls-cert", "auth-tokens-file", "auth-jwks-file")
 
 
@@ -26,6 +29,7 @@ class ServeSettings:
     host: str
     port: int
     internal_port: int
+    metrics_port: int
     worker_endpoint: str
     num_workers: int
     num_ranks: int
@@ -59,7 +63,8 @@ def serve_settings(parsed: Parsed) -> ServeSettings:
         host=sources.text("host") or "127.0.0.1",
         port=port,
         internal_port=internal_port,
-        worker_endpoint=sources.text("worker-endpoint") or f"ipc://{state_dir}/worker-{port}.sock",
+        metrics_port=sources.integer("metrics-port", 9464, 0, 65535),
+        worker_endpoint=_checked(sources.text("worker-endpoint")) or f"ipc://{state_dir}/worker-{port}.sock",
         num_workers=sources.integer("num-workers", 1, 1, 64),
         num_ranks=sources.integer("tensor-parallel-size", 1, 1, 64),
         drain_seconds=sources.seconds("drain-seconds", 30.0, 86400.0),
@@ -69,12 +74,19 @@ def serve_settings(parsed: Parsed) -> ServeSettings:
     )
 
 
+def _checked(endpoint: str | None) -> str | None:
+    """Here, because a worker would call it --scheduler. Whether it needs keys the scheduler judges."""
+    if endpoint and not re.fullmatch(r"ipc://.+|tcp://.+:\d{1,5}", endpoint):
+        raise UsageError(f"--worker-endpoint {endpoint}: must be ipc://PATH or tcp://ADDRESS:PORT")
+    return endpoint
+
+
 class _Sources:
     """Flags, environment and file, in this order."""
 
     def __init__(self, parsed: Parsed) -> None:
         self._parsed = parsed
-        self._file = _read(parsed.value("config") or setting("config"))
+        self._file = settings_file(parsed)
 
     def text(self, name: str) -> str | None:
         value = self._parsed.value(name)
@@ -107,7 +119,9 @@ class _Sources:
         return number
 
 
-def _read(path: str | None) -> dict[str, Any]:
+def settings_file(parsed: Parsed) -> dict[str, Any]:
+    """The settings of --config. Raises: UsageError, also for a name that no program here knows: it would do nothing."""
+    path = parsed.value("config") or setting("config")
     if path is None:
         return {}
     try:
@@ -118,4 +132,8 @@ def _read(path: str | None) -> dict[str, Any]:
         return {}
     if not isinstance(loaded, dict):
         raise UsageError(f"--config {path}: must be a mapping of settings")
-    return {str(name).replace("-", "_"): value for name, value in loaded.items()}
+    named = {str(name).replace("-", "_"): value for name, value in loaded.items()}
+    for name in named:
+        if name not in _NAMES:
+            raise UsageError(f"--config {path}: unknown setting {name!r}{nearest(name, _NAMES)}")
+    return named
