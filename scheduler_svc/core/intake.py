@@ -3,7 +3,8 @@ would, by the rates measured, not begin to answer before its deadline.
 
 A queue is full for a tenant when the limit is reached and of what waits as much as is the tenant's share, by weight
 among those that wait, is its own. So one tenant cannot fill the queue for the others; all together stay below twice the
-limit.
+limit. Of several outputs with one prompt the first alone is asked: they are taken or refused together, and more of them
+than the limit are taken when nobody waits.
 """
 
 from scheduler_svc.core.accounts import Account, Accounts

@@ -88,7 +88,8 @@ class Scheduler:
             raise RequestRejected(RejectCode.DUPLICATE, "key", f"a request with key {request.key} is live")
         check_request(request, self._placement)
         account = self._accounts.of(request.tenant)
-        check_queue(len(request.prompt), account, self._accounts, self._config)
+        if request.fork_of is None:
+            check_queue(len(request.prompt), account, self._accounts, self._config)
         self._num_arrived += 1
         num_waiting = self.num_waiting
         taken = self._read(request, account, now)

@@ -44,6 +44,21 @@ def test_waiting_tokens_are_limited_but_a_long_prompt_may_wait_alone() -> None:
     """)
 
 
+def test_outputs_of_a_request_are_taken_or_refused_together() -> None:
+    check_transcript("""
+    core queue=2 queued_tokens=20
+    worker w pages=32 size=4
+    submit a 1..15 max=9
+    submit b 1..15 max=9 fork=a
+    submit c 1..15 max=9 fork=a
+    submit d 1 max=9
+    counts
+    ----
+    RequestRejected: 3 requests are waiting already
+    running 0, waiting 3, preemptions 0, computed_tokens 0, output_tokens 0, cached_tokens 0, wasted_tokens 0
+    """)
+
+
 def test_a_request_begins_only_if_pages_are_left_to_who_runs() -> None:
     """Two pages are free and two rows run: with a watermark c waits, without one it begins, and b gives way."""
     check_transcript("""
