@@ -1,8 +1,8 @@
 """How much memory CUDA graphs will take, told before the page pool is there, which gets what they leave.
 
-A few of the graphs are captured for a trial, over a pool that no page of is named: the largest, which brings the memory
-that all share, and some spread over the rest. What a further one takes is their mean without the extremes: free memory
-is the whole device's, and another process may take or give back some meanwhile.
+A few of the graphs are captured for a trial, over a pool of one page that nothing names: the largest, which brings the
+memory that all share, and some spread over the rest. What a further one takes is their mean without the extremes: free
+memory is the whole device's, and another process may take or give back some meanwhile.
 """
 
 import statistics
