@@ -25,15 +25,15 @@ class ServedModel:
     grammars: GrammarPool
     eos_token_ids: frozenset[int]
 
-    @property
+    @cached_property
     def name(self) -> str:
         return str(self.card.name)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         return int(self.card.vocab_size)
 
-    @property
+    @cached_property
     def max_model_len(self) -> int:
         return int(self.card.max_model_len)
 

@@ -100,7 +100,9 @@ _PLACES: dict[str, str] = {
 }
 _CHAT_ONLY = ("add_generation_prompt", "template_variables")
 _STRUCTURED = ("json_schema", "json_object", "regex", "choice", "grammar")
-_KEYWORDS = (*_PLACES, *_CHAT_ONLY, "choice")
+_KEYWORDS = dict.fromkeys((*_PLACES, *_CHAT_ONLY, "choice"))
+_REFUSED = (TypeError, ValueError, OverflowError, RecursionError)
+"""What protobuf raises for a value that a field cannot hold."""
 
 
 def text_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateRequest:
@@ -195,9 +197,9 @@ def prompt_options(options: Mapping[str, Any]) -> pb.PromptOptions:
 
 def _fill(request: pb.GenerateRequest, options: Mapping[str, Any]) -> pb.GenerateRequest:
     given = {name: value for name, value in options.items() if value is not None}
-    for name in options:
-        if name not in _KEYWORDS:
-            raise TypeError(f"unknown keyword {name!r}{nearest(name, _KEYWORDS)}")
+    if not options.keys() <= _KEYWORDS.keys():
+        name = next(name for name in options if name not in _KEYWORDS)
+        raise TypeError(f"unknown keyword {name!r}{nearest(name, _KEYWORDS)}")
     constraints = [name for name in _STRUCTURED if name in given]
     if len(constraints) > 1:
         raise invalid_field("structured", f"at most one of {', '.join(_STRUCTURED)}; given: {', '.join(constraints)}")
@@ -228,7 +230,10 @@ def _write(target: Message, name: str, value: Any, path: str) -> None:
 
 def set_field(target: Message, name: str, value: Any, path: str) -> None:
     """Sets a scalar. Raises: InvalidRequestError naming ``path``."""
-    _guard(lambda: setattr(target, name, value), path)
+    try:
+        setattr(target, name, value)
+    except _REFUSED as error:
+        raise invalid_field(path, str(error)) from None
 
 
 def fill_token_ids(message: pb.TokenIds, prompt: Iterable[Any]) -> None:
@@ -267,7 +272,7 @@ def _guard(write: Any, path: str) -> None:
     """Runs ``write``; what protobuf refuses becomes an InvalidRequestError naming the field."""
     try:
         write()
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except _REFUSED as error:
         raise invalid_field(path, str(error)) from None
 
 

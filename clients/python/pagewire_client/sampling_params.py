@@ -75,22 +75,24 @@ class SamplingParams:
 
         Raises: TypeError for a form of another type.
         """
-        given = {name: getattr(self, name) for name in self.__slots__}
-        for name, neutral in _NEUTRAL.items():
-            if given[name] == neutral:
-                del given[name]
-        for name in ("structured_outputs", "guided_decoding"):
-            form = given.pop(name)
+        given: dict[str, Any] = {}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is not None and not (name in _NEUTRAL and value == _NEUTRAL[name]):
+                given[_RENAMED.get(name, name)] = value
+        for name in _FORMS:
+            form = given.pop(name, None)
             if not isinstance(form, StructuredOutputsParams | None):
                 raise TypeError(f"{name} is {type(form).__name__}, not StructuredOutputsParams")
-            given |= form.options() if form is not None else {}
+            given |= {} if form is None else form.options()
         if given.get("top_k") == -1:
             given["top_k"] = 0
-        if given["seed"] == -1:
-            given["seed"] = None
-        return {_RENAMED.get(name, name): value for name, value in given.items()}
+        if given.get("seed") == -1:
+            del given["seed"]
+        return given
 
 
+_FORMS = ("structured_outputs", "guided_decoding")
 _NEUTRAL: dict[str, Any] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
