@@ -14,7 +14,16 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 from pagewire.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.batch_plan import BatchPlan, Int32s, NewRows, PageNames, RowLogprobs, RowOptions, StepResult
+from gpu_worker.batch_plan import (
+    BatchPlan,
+    Int32s,
+    NewRows,
+    PageNames,
+    RowIds,
+    RowLogprobs,
+    RowOptions,
+    StepResult,
+)
 from gpu_worker.errors import PlanRefusedError
 from gpu_worker.model_card import ModelCard
 from gpu_worker.published_pages import Inventory
@@ -25,6 +34,7 @@ HASH_BYTES = 16
 _INT, _LONG, _FLOAT = np.dtype("<i4"), np.dtype("<u8"), np.dtype("<f4")
 _NONE = {element: np.frombuffer(b"", dtype=element) for element in (_INT, _LONG, _FLOAT)}
 """Columns without entries."""
+_NO_ROWS = np.empty(0, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +76,15 @@ def decode_plan(frame: Frame) -> BatchPlan:
     plan = BatchPlan(
         step_id=frame.step_id,
         epoch=frame.epoch,
-        releases=_int32s(body, "releases"),
+        releases=_rows(body, "releases"),
         new_rows=_new_rows(body.new_rows, {each.grammar_id: each.text for each in body.grammars}),
-        append_rows=_int32s(body, "append_rows"),
+        append_rows=_rows(body, "append_rows"),
         append_pages=_int32s(body, "append_pages"),
         copy_sources=_int32s(body, "copy_sources"),
         copy_destinations=_int32s(body, "copy_destinations"),
-        chunk_rows=_int32s(body, "chunk_rows"),
+        chunk_rows=_rows(body, "chunk_rows"),
         chunk_tokens=_int32s(body, "chunk_tokens"),
-        idle_rows=_int32s(body, "idle_rows"),
+        idle_rows=_rows(body, "idle_rows"),
         published_pages=_int32s(body, "published_pages"),
         published_hashes=body.published_hashes,
         published_parents=body.published_parents,
@@ -82,7 +92,7 @@ def decode_plan(frame: Frame) -> BatchPlan:
         group_ids=_int32s(body, "group_ids"),
         group_pages=_int32s(body, "group_pages"),
         group_sizes=_int32s(body, "group_sizes"),
-        group_rows=_int32s(body, "group_rows"),
+        group_rows=_rows(body, "group_rows"),
         num_scheduled_rows=body.num_scheduled_rows,
         num_scheduled_tokens=body.num_scheduled_tokens,
         frame=frame.content,
@@ -122,7 +132,7 @@ def _check_names(names: BatchPlan | PageNames) -> None:
 
 def _new_rows(body: Any, grammars: Mapping[int, str]) -> NewRows:
     new = NewRows(
-        rows=_int32s(body, "rows"),
+        rows=_rows(body, "rows"),
         num_prompt_tokens=_int32s(body, "num_prompt_tokens"),
         num_token_ids=_int32s(body, "num_token_ids"),
         token_ids=_int32s(body, "token_ids"),
@@ -149,7 +159,7 @@ def _all_options(body: Any, grammars: Mapping[int, str]) -> dict[int, RowOptions
     options = {each.position: _row_options(each) for each in body.options}
     grammar_ids = _int32s(body, "grammar_ids")
     if len(grammar_ids):
-        _equal_lengths("new_rows", _int32s(body, "rows"), grammar_ids)
+        _equal_lengths("new_rows", _rows(body, "rows"), grammar_ids)
     for position, grammar_id in enumerate(grammar_ids.tolist()):
         if grammar_id >= 0:
             if grammar_id not in grammars:
@@ -190,6 +200,10 @@ def _bad_words(column: Sequence[int]) -> list[tuple[int, ...]]:
 
 def _int32s(body: Any, name: str) -> Int32s:
     return _column(body, name, _INT)
+
+
+def _rows(body: Any, name: str) -> RowIds:
+    return _column(body, name, _INT).astype(np.intp) if getattr(body, name) else _NO_ROWS
 
 
 def _column(body: Any, name: str, element: "np.dtype[Any]") -> npt.NDArray[Any]:
@@ -293,7 +307,7 @@ def encode_goodbye(session: int, epoch: int, reason: str) -> bytes:
     return _encode(pb.WorkerFrame(session=session, epoch=epoch, goodbye=pb.Goodbye(reason=reason)))
 
 
-def _bytes(column: Int32s | Sequence[int]) -> bytes:
+def _bytes(column: RowIds | Sequence[int]) -> bytes:
     return np.ascontiguousarray(column, dtype="<i4").tobytes()
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from pagewire_kernels.penalties import penalize
 
-from gpu_worker.batch_plan import BatchPlan, Floats, Int32s, Int64s, RowOptions
+from gpu_worker.batch_plan import BatchPlan, Floats, Int32s, Int64s, RowIds, RowOptions
 from gpu_worker.matchers import Matchers
 from gpu_worker.request_rows import MAX_WORD_TOKENS, RequestRows
 from gpu_worker.token_masks import Words, num_words, token_bits
@@ -66,11 +66,11 @@ class LogitRules:
             if options.changes_logits:
                 self._begin(int(plan.new_rows.rows[position]), options)
 
-    def places(self, sampled_rows: Int32s) -> Int64s:
+    def places(self, sampled_rows: RowIds) -> Int64s:
         """Which of the rows that sample have a slot."""
         return np.flatnonzero(self._slots[sampled_rows] >= 0)
 
-    def apply(self, logits: torch.Tensor, rows: Int32s) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, rows: RowIds) -> torch.Tensor:
         """The adjusted float32 logits [F, V] of rows with slots, from their logits [F, V], which may be overwritten.
         Waits for nothing but the tokens that rows with a grammar sampled before."""
         slots, state = self.upload(self._slots[rows]), self._state
@@ -86,7 +86,7 @@ class LogitRules:
         self._forbid_words(adjusted, rows)
         return adjusted
 
-    def count(self, token_ids: torch.Tensor, rows: Int32s) -> None:
+    def count(self, token_ids: torch.Tensor, rows: RowIds) -> None:
         """Rows with slots sampled these tokens, int32 [F]."""
         slots, state = self.upload(self._slots[rows]), self._state
         places = slots * state.vocab_size + token_ids
@@ -123,7 +123,7 @@ class LogitRules:
         if options.grammar:
             self.matchers.begin(row, options.grammar, output)
 
-    def _keep_to_grammars(self, logits: torch.Tensor, rows: Int32s) -> dict[int, Words]:
+    def _keep_to_grammars(self, logits: torch.Tensor, rows: RowIds) -> dict[int, Words]:
         """What the grammars of the rows rule out; their masks by place."""
         places = [place for place, row in enumerate(rows.tolist()) if row in self.matchers]
         if not places:
@@ -135,7 +135,7 @@ class LogitRules:
         logits += self._limits_of_octets.index_select(0, octets).view(len(rows), -1)[:, : logits.shape[1]]
         return {place: masks[place] for place in places}
 
-    def _forbid_stops(self, logits: torch.Tensor, rows: Int32s, masks: Mapping[int, Words]) -> None:
+    def _forbid_stops(self, logits: torch.Tensor, rows: RowIds, masks: Mapping[int, Words]) -> None:
         """Stop tokens of rows that have fewer than ``min_tokens`` output tokens, if their grammar can go on without."""
         places: list[Int64s] = []
         for place, row in enumerate(rows.tolist()):
@@ -150,7 +150,7 @@ class LogitRules:
         if places:
             logits.view(-1).index_fill_(0, self.upload(np.concatenate(places)), float("-inf"))
 
-    def _forbid_words(self, logits: torch.Tensor, rows: Int32s) -> None:
+    def _forbid_words(self, logits: torch.Tensor, rows: RowIds) -> None:
         """The last tokens of bad words whose beginnings the rows' newest tokens are."""
         found = [(place, self._words[row]) for place, row in enumerate(rows.tolist()) if row in self._words]
         if not found:

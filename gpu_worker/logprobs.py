@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_worker.batch_plan import Int32s, RowLogprobs
+from gpu_worker.batch_plan import Int32s, RowIds, RowLogprobs
 from gpu_worker.request_rows import RequestRows
 
 SLICE_POSITIONS = 256
@@ -54,7 +54,7 @@ class StepLogprobs:
         return rows
 
 
-def asked_outputs(rows: RequestRows, sampled_rows: Int32s) -> tuple[list[int], list[Asked]]:
+def asked_outputs(rows: RequestRows, sampled_rows: RowIds) -> tuple[list[int], list[Asked]]:
     """Places of the sampled rows that ask for their output tokens', and what they ask for."""
     if not rows.options:
         return [], []

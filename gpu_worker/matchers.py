@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_worker.batch_plan import Int32s
+from gpu_worker.batch_plan import Int32s, RowIds
 from gpu_worker.token_masks import Words, num_words
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Matchers:
         wait(entry.ready for entry in entries)
         return [entry.mask for entry in entries]
 
-    def advance(self, sampled_rows: Int32s, read: ReadTokens) -> None:
+    def advance(self, sampled_rows: RowIds, read: ReadTokens) -> None:
         """A step was launched: those of its rows that have a grammar take their tokens as soon as they are known."""
         if not self._rows:
             return

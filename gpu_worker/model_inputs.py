@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from pagewire_kernels import AttentionBatch, SamplingBatch, SharedPrefixes
 
-from gpu_worker.batch_plan import Int32s, Int64s
+from gpu_worker.batch_plan import Int32s, Int64s, RowIds
 from gpu_worker.pinned_memory import PinnedRing
 from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
 from gpu_worker.shared_groups import NO_SHARED_WORK, max_tiles
@@ -301,17 +301,15 @@ def fill_columns(columns: Columns, rows: RequestRows, work: StepWork, shape: Ste
         _pad(columns["shared_tiles"], shared.tiles.ravel(), 0)
 
 
-def move_columns(columns: Columns, rows: RequestRows, decode_rows: Int32s) -> None:
+def move_columns(columns: Columns, rows: RequestRows, decode_rows: RowIds) -> None:
     """Turn the columns of a step of these decoding rows into those of the next step, which has the same rows."""
-    num_rows, page_size = len(decode_rows), rows.limits.page_size
+    num_rows = len(decode_rows)
     for name in ("kv_lens", "positions", "output_positions"):
         columns[name][:num_rows] += 1
-    positions = columns["positions"][:num_rows]
-    pages = rows.page_tables[decode_rows, positions // page_size].astype(np.int64)
-    columns["slots"][:num_rows] = pages * page_size + positions % page_size
+    columns["slots"][:num_rows] = _slots(rows, decode_rows, columns["positions"][:num_rows])
 
 
-def _fill_sampling(columns: Columns, rows: RequestRows, sampled: Int32s) -> None:
+def _fill_sampling(columns: Columns, rows: RequestRows, sampled: RowIds) -> None:
     _pad(columns["sampled_rows"], sampled, rows.limits.max_num_seqs)
     _pad(columns["seeds"], rows.seeds[sampled], 0)
     _pad(columns["output_index"], rows.output_index[sampled], 0)
@@ -338,9 +336,8 @@ def _spread(target: npt.NDArray[Any], values: npt.NDArray[Any], gap: tuple[int, 
 
 
 def _positions_and_slots(
-    rows: RequestRows, sequence_rows: Int32s, query_lens: Int32s, kv_lens: Int32s
+    rows: RequestRows, sequence_rows: RowIds, query_lens: Int32s, kv_lens: Int32s
 ) -> tuple[Int32s, Int64s]:
-    page_size = rows.limits.page_size
     num_tokens = int(query_lens.sum())
     if len(query_lens) == num_tokens:  # one query each
         positions, owners = kv_lens - np.int32(1), sequence_rows
@@ -348,8 +345,14 @@ def _positions_and_slots(
         shift = kv_lens - np.cumsum(query_lens)  # position = packed index + kv_len - query end
         positions = (np.arange(num_tokens) + np.repeat(shift, query_lens)).astype(np.int32)
         owners = np.repeat(sequence_rows, query_lens)
-    pages = rows.page_tables[owners, positions // page_size].astype(np.int64)
-    return positions, pages * page_size + positions % page_size
+    return positions, _slots(rows, owners, positions)
+
+
+def _slots(rows: RequestRows, owners: RowIds, positions: Int32s) -> Int64s:
+    """Where each row's token at that position lies."""
+    columns, offsets = np.divmod(positions.astype(np.intp), rows.limits.page_size)
+    slots: Int64s = rows.page_tables[owners, columns] * np.int64(rows.limits.page_size) + offsets
+    return slots
 
 
 def _chunk_ids(rows: RequestRows, work: StepWork, order: npt.NDArray[np.int64]) -> Int32s:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from pagewire_kernels import KernelSet
 
-from gpu_worker.batch_plan import BatchPlan, Int32s, StepResult, empty_column
+from gpu_worker.batch_plan import BatchPlan, Int32s, RowIds, StepResult, empty_column
 from gpu_worker.cuda_graphs import StepGraphs
 from gpu_worker.errors import DeviceLostError, PlanRefusedError
 from gpu_worker.logit_rules import LogitRules
@@ -41,7 +41,7 @@ class StepOutput:
     """A step that was launched."""
 
     plan: BatchPlan
-    sampled_rows: Int32s
+    sampled_rows: RowIds
     packed: torch.Tensor | None
     """int32 [2, at least R] on the host: token ids and statuses, valid after the event."""
     logprobs: StepLogprobs | None = None
@@ -281,6 +281,7 @@ _NO_WORK = StepWork(
     chunk_rows=empty_column(),
     chunk_tokens=empty_column(),
     sampling_chunks=empty_column(),
+    sampled_rows=empty_column(),
     append_rows=empty_column(),
     append_columns=empty_column(),
     append_pages=empty_column(),

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.batch_plan import BatchPlan, Floats, Int32s, NewRows, RowOptions, int32s
+from gpu_worker.batch_plan import BatchPlan, Floats, Int32s, NewRows, RowIds, RowOptions, int32s
 from gpu_worker.errors import PlanRefusedError
 from gpu_worker.shared_groups import SharedGroups, SharedWork
 
@@ -54,14 +54,16 @@ class RowLimits:
 class StepWork:
     """What one plan makes the worker compute; counts in RequestRows already include it."""
 
-    decode_rows: Int32s
+    decode_rows: RowIds
     """Ascending."""
-    chunk_rows: Int32s
+    chunk_rows: RowIds
     chunk_tokens: Int32s
-    sampling_chunks: Int32s
+    sampling_chunks: RowIds
     """Positions in ``chunk_rows`` that reach their row's last known token."""
-    append_rows: Int32s
-    append_columns: Int32s
+    sampled_rows: RowIds
+    """Rows that sample, in the order of the result's columns: those of chunks, then those that decode."""
+    append_rows: RowIds
+    append_columns: RowIds
     append_pages: Int32s
     copy_sources: Int32s
     copy_destinations: Int32s
@@ -71,11 +73,6 @@ class StepWork:
     """Counts the steps."""
     continues: bool = False
     """The step before computed the same decoding rows and nothing else either."""
-
-    @property
-    def sampled_rows(self) -> Int32s:
-        """Rows that sample, in the order of the result's columns."""
-        return np.concatenate((self.chunk_rows[self.sampling_chunks], self.decode_rows))
 
 
 class RequestRows:
@@ -110,13 +107,13 @@ class RequestRows:
 
     def reset(self) -> None:
         """Drop all rows."""
-        self._release(np.arange(self.limits.max_num_seqs, dtype=np.int32))
+        self._release(np.arange(self.limits.max_num_seqs))
 
     def advance(self, plan: BatchPlan) -> StepWork:
         """Check a plan, apply it, and say what it computes. Raises PlanRefusedError; then the rows must be reset."""
         if len(plan.releases):
             _check_ids("releases", plan.releases, self.limits.max_num_seqs)
-            if not self.active[plan.releases].all():
+            if not _all(self.active[plan.releases]):
                 raise PlanRefusedError("releases: a row that is not active")
             self._release(plan.releases)
         if len(plan.new_rows.rows):
@@ -138,7 +135,7 @@ class RequestRows:
         self._last_decodes = work if only_decodes else None
         return work
 
-    def _release(self, rows: Int32s) -> None:
+    def _release(self, rows: RowIds) -> None:
         self._last_decodes = None
         self.active[rows] = False
         self.decoding[rows] = False
@@ -150,7 +147,7 @@ class RequestRows:
 
     def _begin(self, new: NewRows) -> None:
         _check_new_rows(new, self.limits)
-        if self.active[new.rows].any():
+        if _any(self.active[new.rows]):
             raise PlanRefusedError("new_rows: a row that is active")
         rows = new.rows
         self.active[rows] = True
@@ -169,37 +166,36 @@ class RequestRows:
         for position, options in new.options.items():
             self.options[int(rows[position])] = options
 
-    def _append(self, plan: BatchPlan) -> Int32s:
+    def _append(self, plan: BatchPlan) -> RowIds:
         """Extend page tables; returns the table column of each appended page."""
         rows, pages = plan.append_rows, plan.append_pages
         if not len(rows):
             return rows
         _check_range("append_rows", rows, self.limits.max_num_seqs)
         _check_range("append_pages", pages, self.limits.num_pages)
-        if not self.active[rows].all():
+        if not _all(self.active[rows]):
             raise PlanRefusedError("append_rows: a row that is not active")
-        columns = self.num_pages[rows] + _rank_in_group(rows)
-        if int(columns.max()) >= self.limits.max_pages:
+        held = self.num_pages[rows]
+        columns = held + _rank_in_group(rows)
+        if _any(columns >= self.limits.max_pages):
             raise PlanRefusedError(f"append_rows: more than {self.limits.max_pages} pages in a row")
         pairs = rows.astype(np.int64) * self.limits.num_pages + pages
-        if self._holds_any(rows, pages) or _names_twice(pairs):
+        if (_any(held) and self._holds_any(rows, pages)) or _names_twice(pairs):
             raise PlanRefusedError("append_pages: a page twice in one row's table")
         self.page_tables[rows, columns] = pages
         self.num_pages[rows] = columns + 1  # of several entries of a row the last one stays
         return columns
 
-    def _holds_any(self, rows: Int32s, pages: Int32s) -> bool:
+    def _holds_any(self, rows: RowIds, pages: Int32s) -> bool:
         """Whether a row's table has the page already. New rows have none, and may get thousands at once."""
         has_some = self.num_pages[rows] > 0
         rows, pages = rows[has_some], pages[has_some]
-        if not len(rows):
-            return False
         num_pages = self.num_pages[rows]
         held = np.arange(int(num_pages.max())) < num_pages[:, None]
         return bool(((self.page_tables[rows, : held.shape[1]] == pages[:, None]) & held).any())
 
-    def _check_cached(self, rows: Int32s) -> None:
-        if (self.num_pages[rows] * self.limits.page_size < self.num_computed[rows]).any():
+    def _check_cached(self, rows: RowIds) -> None:
+        if _any(self.num_pages[rows] * self.limits.page_size < self.num_computed[rows]):
             raise PlanRefusedError("new_rows: more cached tokens than the row's pages hold")
 
     def _check_copies(self, plan: BatchPlan) -> None:
@@ -216,15 +212,16 @@ class RequestRows:
         if len(plan.evicted_pages):
             _check_ids("evicted_pages", plan.evicted_pages, self.limits.num_pages)
 
-    def _schedule(self, plan: BatchPlan, append_columns: Int32s) -> StepWork:
+    def _schedule(self, plan: BatchPlan, append_columns: RowIds) -> StepWork:
         chunk_rows, chunk_tokens = plan.chunk_rows, plan.chunk_tokens
-        runs = self.decoding.copy()
+        runs = self.decoding
         if len(plan.idle_rows):
             _check_ids("idle_rows", plan.idle_rows, self.limits.max_num_seqs)
             if not self.decoding[plan.idle_rows].all():
                 raise PlanRefusedError("idle_rows: a row that is not decoding")
+            runs = runs.copy()
             runs[plan.idle_rows] = False
-        decode_rows = np.flatnonzero(runs).astype(np.int32)
+        (decode_rows,) = runs.nonzero()
         if len(chunk_rows):
             self._check_chunks(chunk_rows, chunk_tokens)
         num_tokens = len(decode_rows) + int(chunk_tokens.sum())
@@ -234,32 +231,35 @@ class RequestRows:
         self.num_tokens[decode_rows] += 1
         self.num_computed[chunk_rows] += chunk_tokens
         covered = self.num_computed[chunk_rows] == self.num_tokens[chunk_rows]
-        self.num_tokens[chunk_rows[covered]] += 1
-        self.decoding[chunk_rows[covered]] = True
+        (sampling_chunks,) = covered.nonzero()
+        begun_rows = chunk_rows[sampling_chunks]
+        self.num_tokens[begun_rows] += 1
+        self.decoding[begun_rows] = True
         return StepWork(
             decode_rows=decode_rows,
             chunk_rows=chunk_rows,
             chunk_tokens=chunk_tokens,
-            sampling_chunks=np.flatnonzero(covered).astype(np.int32),
+            sampling_chunks=sampling_chunks,
+            sampled_rows=np.concatenate((begun_rows, decode_rows)),
             append_rows=plan.append_rows,
             append_columns=append_columns,
             append_pages=plan.append_pages,
             copy_sources=plan.copy_sources,
             copy_destinations=plan.copy_destinations,
-            shared=self.groups.of_step(decode_rows),
+            shared=self.groups.of_step(decode_rows) if len(decode_rows) else None,
             number=self._num_steps,
         )
 
-    def _continue(self, plan: BatchPlan, append_columns: Int32s, before: StepWork) -> StepWork:
+    def _continue(self, plan: BatchPlan, append_columns: RowIds, before: StepWork) -> StepWork:
         """As ``_schedule`` where the rows of the step before decode on: what cannot have changed is not looked at."""
         rows, page_size = before.decode_rows, self.limits.page_size
         self._check_totals(plan, len(rows), len(rows))
         starts = self.num_computed[rows]
-        if int(starts.max()) >= self.limits.max_model_len:
+        if _any(starts >= self.limits.max_model_len):
             raise PlanRefusedError(f"a row would pass {self.limits.max_model_len} tokens")
-        if (self.num_pages[rows] * page_size <= starts).any():
+        if _any(self.num_pages[rows] * page_size <= starts):
             raise PlanRefusedError("a row has too few pages for the tokens it computes")
-        if (starts % page_size == 0).any():
+        if _any(starts % page_size == 0):
             written = self.page_tables[rows, starts // page_size]
             if _names_twice(written):
                 raise PlanRefusedError("two rows would write one page")
@@ -270,6 +270,7 @@ class RequestRows:
             chunk_rows=before.chunk_rows,
             chunk_tokens=before.chunk_tokens,
             sampling_chunks=before.sampling_chunks,
+            sampled_rows=before.sampled_rows,
             append_rows=plan.append_rows,
             append_columns=append_columns,
             append_pages=plan.append_pages,
@@ -280,13 +281,13 @@ class RequestRows:
             continues=True,
         )
 
-    def _check_chunks(self, rows: Int32s, tokens: Int32s) -> None:
+    def _check_chunks(self, rows: RowIds, tokens: Int32s) -> None:
         _check_ids("chunk_rows", rows, self.limits.max_num_seqs)
-        if not self.active[rows].all() or self.decoding[rows].any():
+        if not _all(self.active[rows]) or _any(self.decoding[rows]):
             raise PlanRefusedError("chunk_rows: a row that is not active or is decoding")
-        if int(tokens.min()) < 1:
+        if _any(tokens < 1):
             raise PlanRefusedError("chunk_tokens: less than one token")
-        if (tokens > self.num_tokens[rows] - self.num_computed[rows]).any():
+        if _any(tokens > self.num_tokens[rows] - self.num_computed[rows]):
             raise PlanRefusedError("chunk_tokens: more tokens than the row knows")
 
     def _check_totals(self, plan: BatchPlan, num_rows: int, num_tokens: int) -> None:
@@ -300,7 +301,7 @@ class RequestRows:
                 f"{num_tokens} tokens in a step; at most {self.limits.max_num_batched_tokens} are agreed"
             )
 
-    def _check_pages_and_writes(self, decode_rows: Int32s, chunk_rows: Int32s, chunk_tokens: Int32s) -> None:
+    def _check_pages_and_writes(self, decode_rows: RowIds, chunk_rows: RowIds, chunk_tokens: Int32s) -> None:
         rows = np.concatenate((decode_rows, chunk_rows))
         if not len(rows):
             return
@@ -308,10 +309,10 @@ class RequestRows:
         ends = starts.copy()
         ends[: len(decode_rows)] += 1
         ends[len(decode_rows) :] += chunk_tokens
-        if int(ends.max()) > self.limits.max_model_len:
+        if _any(ends > self.limits.max_model_len):
             raise PlanRefusedError(f"a row would pass {self.limits.max_model_len} tokens")
         page_size = self.limits.page_size
-        if (self.num_pages[rows] * page_size < ends).any():
+        if _any(self.num_pages[rows] * page_size < ends):
             raise PlanRefusedError("a row has too few pages for the tokens it computes")
         if len(rows) == 1:
             return  # the pages of one row are distinct
@@ -328,9 +329,9 @@ def _check_new_rows(new: NewRows, limits: RowLimits) -> None:
     _check_range("token_ids", new.token_ids, limits.vocab_size)
     if not _all_within(new.num_token_ids, 0, limits.max_model_len):
         raise PlanRefusedError(f"new_rows: more than {limits.max_model_len} tokens")
-    if not _all_within(new.num_prompt_tokens, 1, _MOST) or (new.num_prompt_tokens > new.num_token_ids).any():
+    if not _all_within(new.num_prompt_tokens, 1, _MOST) or _any(new.num_prompt_tokens > new.num_token_ids):
         raise PlanRefusedError("new_rows: num_prompt_tokens does not fit num_token_ids")
-    if not _all_within(new.num_cached_tokens, 0, _MOST) or (new.num_cached_tokens >= new.num_token_ids).any():
+    if not _all_within(new.num_cached_tokens, 0, _MOST) or _any(new.num_cached_tokens >= new.num_token_ids):
         raise PlanRefusedError("new_rows: at least one token must be left to compute")
     if not (_all_within(new.output_indices, 0, _MOST) and _all_within(new.top_ks, 0, _MOST)):
         raise PlanRefusedError("new_rows: a negative output index or top_k")
@@ -358,25 +359,34 @@ def _check_options(options: RowOptions, vocab_size: int) -> None:
             _check_range("options", ids, vocab_size)
 
 
-def _check_range(name: str, ids: Int32s, size: int) -> None:
+def _check_range(name: str, ids: RowIds, size: int) -> None:
     if not _all_within(ids, 0, size - 1):
         raise PlanRefusedError(f"{name}: an id outside 0..{size - 1}")
 
 
-def _all_within(values: Int32s | Floats, least: float, most: float) -> bool:
+def _all_within(values: RowIds | Floats, least: float, most: float) -> bool:
     """Whether each lies in [least, most]; what is no number lies nowhere."""
     if len(values) < _VERY_FEW:
         return all(least <= value <= most for value in values.tolist())
     return bool(((values >= least) & (values <= most)).all())
 
 
-def _check_ids(name: str, ids: Int32s, size: int) -> None:
+def _any(found: npt.NDArray[Any]) -> bool:
+    """As its method, which calls a function in Python that takes several times as long for a few."""
+    return int(np.count_nonzero(found)) > 0
+
+
+def _all(found: npt.NDArray[Any]) -> bool:
+    return int(np.count_nonzero(found)) == len(found)
+
+
+def _check_ids(name: str, ids: RowIds, size: int) -> None:
     _check_range(name, ids, size)
     if _names_twice(ids):
         raise PlanRefusedError(f"{name}: an id twice")
 
 
-def _names_twice(ids: npt.NDArray[np.integer[Any]]) -> bool:
+def _names_twice(ids: RowIds) -> bool:
     """Whether an id comes twice; of a few, a set tells it in a tenth of the time that sorting takes.
 
     Not np.unique: its first call imports numpy.ma, for which a step would wait 50 ms.
@@ -387,14 +397,14 @@ def _names_twice(ids: npt.NDArray[np.integer[Any]]) -> bool:
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
-def _rank_in_group(rows: Int32s) -> Int32s:
+def _rank_in_group(rows: RowIds) -> RowIds:
     """For each entry how many earlier entries name the same row."""
-    if (rows == rows[0]).all():
-        return np.arange(len(rows), dtype=np.int32)
+    if _all(rows == rows[0]):
+        return np.arange(len(rows))
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
     starts = np.flatnonzero(first)
-    ranks = np.empty(len(rows), dtype=np.int32)
+    ranks = np.empty(len(rows), dtype=np.intp)
     ranks[order] = np.arange(len(rows)) - starts[np.cumsum(first) - 1]
     return ranks

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pagewire_kernels import KernelSet, SamplingBatch
 
-from gpu_worker.batch_plan import Int32s, Int64s
+from gpu_worker.batch_plan import Int64s, RowIds
 from gpu_worker.logit_rules import LogitRules
 
 STATUS_FINE = 0
@@ -55,7 +55,7 @@ def resample_rows(
     sampled: Sampled,
     batch: SamplingBatch,
     places: Int64s,
-    rows: Int32s,
+    rows: RowIds,
     last_token_ids: torch.Tensor,
 ) -> None:
     """Sample rows with rules again. ``places`` are theirs among the rows that sample, ``rows`` their row ids."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from pagewire_kernels import MAX_SHARED_PARTS, SHARED_TILE_ROWS
 
-from gpu_worker.batch_plan import BatchPlan, Int32s, empty_column
+from gpu_worker.batch_plan import BatchPlan, Int32s, RowIds, empty_column
 from gpu_worker.errors import PlanRefusedError
 
 MAX_GROUPS = 16
@@ -52,7 +52,7 @@ class SharedGroups:
         self._group_of = np.full(max_num_seqs, -1, dtype=np.int32)
         self._num_pages = np.zeros(max_num_seqs, dtype=np.int32)
 
-    def release(self, rows: Int32s) -> None:
+    def release(self, rows: RowIds) -> None:
         self._group_of[rows] = -1
 
     def apply(self, plan: BatchPlan, active: np.ndarray, num_computed: Int32s, page_tables: Int32s) -> None:
@@ -74,7 +74,7 @@ class SharedGroups:
             self._group_of[rows] = group_id
             self._num_pages[rows] = num_pages
 
-    def of_step(self, decode_rows: Int32s) -> SharedWork | None:
+    def of_step(self, decode_rows: RowIds) -> SharedWork | None:
         """The sharing of these rows; None if it saves too little."""
         groups = self._group_of[decode_rows]
         sequences = np.flatnonzero(groups >= 0).astype(np.int32)

@@ -21,6 +21,7 @@ def work(num_decodes: int, chunk_tokens: tuple[int, ...] = ()) -> StepWork:
         chunk_rows=int32s(range(num_decodes, num_decodes + len(chunk_tokens))),
         chunk_tokens=int32s(chunk_tokens),
         sampling_chunks=empty_column(),
+        sampled_rows=empty_column(),
         append_rows=empty_column(),
         append_columns=empty_column(),
         append_pages=empty_column(),
