@@ -69,7 +69,7 @@ def _read(path: Path) -> dict[str, jwt.PyJWK]:
     """Usable keys by their ids. Raises: FileError if there is none."""
     try:
         found = jwt.PyJWKSet.from_json(read_bytes(FLAG, path).decode()).keys
-    except (jwt.PyJWTError, ValueError, AttributeError) as error:
+    except (jwt.PyJWTError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FileError(f"{FLAG} {path}: is no JWK set: {' '.join(str(error).split())[:200]}") from None
     keys = {
         str(key.key_id or ""): key

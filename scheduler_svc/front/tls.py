@@ -1,17 +1,24 @@
 """The public port's certificate: checked whole before it is used, and replaced while connections stand.
 
 gRPC asks for it at every handshake, so that a rotated certificate serves the next connection; those that stand keep
-theirs. A pair that does not belong together never replaces one that does.
+theirs. A pair that does not belong together never replaces one that does. What has not changed is not replaced: gRPC
+frees what it had while another handshake may just use it.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, SECP384R1, SECP521R1
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificates
 
 from scheduler_svc.front.reloaded_file import FileError, ReloadedFile, read_bytes
+
+_CURVES = (SECP256R1, SECP384R1, SECP521R1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +35,9 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pems:
+class Pems:
+    """The files' content."""
+
     cert: bytes
     key: bytes
     client_ca: bytes | None
@@ -39,32 +48,54 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
     Raises: FileError.
     """
-    followed = ReloadedFile(files.paths, lambda: _read(files))
+    followed = FollowedPems(files)
+
+    def changed() -> Any:  # gRPC's types do not say that None means no change
+        pems = followed.changed()
+        return None if pems is None else _configuration(pems)
+
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(followed.current()),
-        lambda: _configuration(followed.current()),
+        _configuration(followed.pems),
+        changed,
         require_client_authentication=files.client_ca is not None,
     )
 
 
-def _configuration(pems: _Pems) -> grpc.ServerCertificateConfiguration:
+class FollowedPems:
+    """What was read last."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises: FileError."""
+        self._followed = ReloadedFile(files.paths, lambda: _read(files))
+        self.pems = self._followed.current()
+
+    def changed(self) -> Pems | None:
+        """None if it is what it was."""
+        before, self.pems = self.pems, self._followed.current()
+        return None if self.pems is before else self.pems
+
+
+def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pems.key, pems.cert)], root_certificates=pems.client_ca)
 
 
-def _read(files: TlsFiles) -> _Pems:
+def _read(files: TlsFiles) -> Pems:
     """Raises: FileError unless key and certificate belong together."""
     cert, key = read_bytes("--tls-cert", files.cert), read_bytes("--tls-key", files.key)
     try:
         public_key = load_pem_x509_certificates(cert)[0].public_key()
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         raise FileError(f"--tls-cert {files.cert}: holds no PEM certificate") from None
     try:
         private_key = load_pem_private_key(key, password=None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         raise FileError(f"--tls-key {files.key}: holds no PEM private key without a password") from None
+    curve = getattr(private_key, "curve", None)
+    if not isinstance(private_key, RSAPrivateKey) and not isinstance(curve, _CURVES):
+        raise FileError(f"--tls-key {files.key}: gRPC's clients take keys of RSA, P-256, P-384 and P-521 alone")
     if private_key.public_key() != public_key:
         raise FileError(f"--tls-key {files.key}: is not the key of --tls-cert {files.cert}")
-    return _Pems(cert, key, None if files.client_ca is None else _client_ca(files.client_ca))
+    return Pems(cert, key, None if files.client_ca is None else _client_ca(files.client_ca))
 
 
 def _client_ca(path: Path) -> bytes:

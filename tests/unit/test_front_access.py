@@ -163,6 +163,7 @@ ENTRY = f"{{sha256: {digest('x')}, tenant: a}}"
         ("tenants: {a: {requests_per_minute: -1}}", r"tenants\.a\.requests_per_minute: must be"),
         ("certificates: [{san: '', tenant: a}]", r"certificates\[0\]: san must be"),
         ("tokens: [", "is no YAML"),
+        ("[" * 5000, "is no YAML"),
     ],
 )
 def test_mistakes_in_the_tokens_file_are_named(content: str, said: str, tmp_path: Path) -> None:
@@ -174,7 +175,9 @@ def test_mistakes_in_the_tokens_file_are_named(content: str, said: str, tmp_path
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"keys": []}', '{"keys": [{"kty": "oct", "k": "c2VjcmV0"}]}'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[" * 5000, '{"keys": []}', '{"keys": [{"kty": "oct", "k": "c2VjcmV0"}]}']
+)
 def test_mistakes_in_the_key_set_are_named(content: str, tmp_path: Path) -> None:
     path = tmp_path / "jwks.json"
     path.write_text(content)
