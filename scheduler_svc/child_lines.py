@@ -46,6 +46,7 @@ class ChildLines:
     def _pass_on(self, line: str) -> None:
         if line.startswith("{"):
             with contextlib.suppress(OSError):
-                print(line, file=sys.stderr, flush=True)
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()
         elif line:
             self._log.warning("library_said", time.monotonic(), front=self._front, text=line[:_MOST_CHARS])

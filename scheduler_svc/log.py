@@ -33,16 +33,23 @@ def configure(log_format: str) -> None:
 
 
 class _LossyFile:
-    """A text file whose failures count for nothing: a full disk or a reader that went away must not end a service."""
+    """A text file whose failures count for nothing: a full disk or a reader that went away must not end a service.
+
+    A line goes out whole: several processes write into one pipe.
+    """
 
     def __init__(self, file: TextIO | None) -> None:
         """``file`` is None in a process that was started without one."""
         self._file = file
+        self._line = ""
 
     def write(self, text: str) -> int:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.write(text)
+        self._line += text
+        if text.endswith("\n"):
+            line, self._line = self._line, ""
+            if self._file is not None:
+                with contextlib.suppress(OSError):
+                    self._file.write(line)
         return len(text)
 
     def flush(self) -> None:

@@ -1,9 +1,11 @@
 """Logging never ends a service."""
 
 import io
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -63,3 +65,15 @@ def test_a_flood_of_events_is_thinned_by_kind() -> None:
     assert [each.get("left_out") for each in came] == [None, None, None, 47, None, None]
     assert {each["log_level"] for each in came} == {"info"}
     assert len(written) == 2 * len(came)
+
+
+@pytest.mark.parametrize("configure", CONFIGURES)
+def test_a_line_goes_out_in_one_piece(monkeypatch: pytest.MonkeyPatch, configure: Callable[[str], None]) -> None:
+    """As several processes write into one pipe, with PYTHONUNBUFFERED each write at once."""
+    pieces: list[str] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=pieces.append, flush=lambda: None, isatty=lambda: False))
+    configure("json")
+    structlog.get_logger().info("first")
+    structlog.get_logger().info("second")
+    assert [json.loads(piece)["event"] for piece in pieces] == ["first", "second"]
+    assert all(piece.endswith("}\n") for piece in pieces)
