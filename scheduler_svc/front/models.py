@@ -32,7 +32,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):  # type: ignore[misc]
     def _describe(self) -> Any:
         model, service = self._state.require_model(), self._state.service
         card = model.card
-        capabilities = ["text", "token_ids", "seed", "stop", "n"]
+        capabilities = ["text", "token_ids", "seed", "stop", "n", "logprobs"]
         if model.chat_template is not None:
             capabilities.append("chat")
         if model.eos_token_ids:

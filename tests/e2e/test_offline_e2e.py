@@ -73,13 +73,14 @@ def llm(gguf: Path) -> Iterator[LLM]:
         yield running
 
 
-def test_prm_02_bad_prompts_keep_their_places_and_sink_no_others(llm: LLM) -> None:
+def test_prm_02_bad_prompts_keep_their_places_and_sink_no_others(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     params = [SamplingParams(temperature=0.0, max_tokens=4) for _ in range(6)]
     params[5] = SamplingParams(temperature=-1.0)
     good = llm.generate(["Hi", "A" * 10, "Bye"], params[0], use_tqdm=False)
     results = llm.generate(["Hi", [], "A" * 10, [10**9], "Bye", "Hello"], params, use_tqdm=False)
     assert [result.error is not None for result in results] == [False, True, False, True, False, True]
     assert all(isinstance(result.error, InvalidRequestError) for result in results if result.error)
+    assert caplog.messages == [f"3 of 6 prompts failed, the first at index 1: {results[1].error}"]
     assert [results[place].outputs[0].text for place in (0, 2, 4)] == [result.outputs[0].text for result in good]
     assert [result.prompt for result in results] == ["Hi", None, "A" * 10, None, "Bye", "Hello"]
     again = llm.generate(["Bye", "Hi", [2**40], b"Hi"], params[0], use_tqdm=False)  # type: ignore[list-item]
@@ -121,6 +122,8 @@ def test_a_seed_makes_a_program_reproducible(tmp_path: Path) -> None:
             cold[0].outputs[0].token_ids[:6]
             == greedy(tiny.reference, [1, 2, 3], 6)[: len(cold[0].outputs[0].token_ids)]
         )
+    with pytest.raises(ValueError, match="this LLM is closed"):
+        llm.generate("abc")
     assert texts[0] == texts[1]
     assert texts[0][0] != texts[0][1]
 

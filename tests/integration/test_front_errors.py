@@ -383,7 +383,7 @@ async def test_models_are_described() -> None:
         await stack.wait_serving()
         models = (await stack.models.ListModels(model_pb2.ListModelsRequest())).models
         assert [(model.name, model.max_model_len, model.page_size) for model in models] == [("toy", 256, 16)]
-        assert "chat" in models[0].capabilities
+        assert {"chat", "logprobs"} <= set(models[0].capabilities)
         assert (await stack.models.GetModel(model_pb2.GetModelRequest())).model == models[0]
         error = await failure(stack.models.GetModel(model_pb2.GetModelRequest(name="x")))
         assert error.code() == grpc.StatusCode.NOT_FOUND

@@ -118,6 +118,14 @@ def test_bad_prompts_name_their_field() -> None:
         chat_request([{"role": "user", "content": 3}], {})  # type: ignore[dict-item]
 
 
+def test_what_is_no_prompt_and_no_conversation_is_said() -> None:
+    with pytest.raises(InvalidRequestError, match="prompt: needs a text or token ids, has int"):
+        text_request(5, {})  # type: ignore[arg-type]
+    for wrong, kind in (("hello", "str"), ({"role": "user", "content": "hello"}, "dict")):
+        with pytest.raises(InvalidRequestError, match=f"chat.messages: needs a list of messages, has {kind}"):
+            chat_request(wrong, {})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("message", ["hi", 3, None, [], {1: 2}])
 def test_what_is_no_message_is_named(message: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"chat.messages\[0\]: needs role and content, has "):

@@ -228,7 +228,7 @@ class AsyncClient:
     ) -> Pin:
         """Keeps the full pages of a prompt cached for so long; they are computed if they are not there.
 
-        Raises: InvalidRequestError; ResourceExhaustedError where pins may keep no more.
+        Raises: InvalidRequestError; OverloadedError where pins may keep no more.
         """
         message = pin_request(prompt, ttl_seconds, cache_salt)
         method = CacheServiceStub(self._channel).PinPrefix

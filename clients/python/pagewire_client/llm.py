@@ -117,6 +117,8 @@ class LLM:
         more: Mapping[str, Any],
     ) -> list[RequestOutput]:
         """``asked`` has the text (None for a chat and for ids) and the prompt of each."""
+        if not self._end.alive:
+            raise ValueError("this LLM is closed")
         params = _one_each(sampling_params, len(asked))
         outputs: dict[str, RequestOutput] = {}
         places: dict[str, int] = {}
@@ -138,7 +140,8 @@ class LLM:
                 progress.add(outputs[name])
         failed = [place for place, name in enumerate(names) if outputs[name].error is not None]
         if failed:
-            log.warning("%d of %d prompts failed, the first at index %d", len(failed), len(asked), failed[0])
+            first = outputs[names[failed[0]]].error
+            log.warning("%d of %d prompts failed, the first at index %d: %s", len(failed), len(asked), failed[0], first)
         return [outputs[name] for name in names]
 
     def _request(

@@ -112,6 +112,8 @@ def text_request(prompt: Prompt, options: Mapping[str, Any]) -> pb.GenerateReque
         _guard(lambda: setattr(request, "text", prompt), "text")
     elif isinstance(prompt, bytes):
         raise invalid_field("text", "needs a str, not bytes")
+    elif not isinstance(prompt, Iterable):
+        raise invalid_field("prompt", f"needs a text or token ids, has {type(prompt).__name__}")
     else:
         fill_token_ids(request.token_ids, prompt)
     for name in _CHAT_ONLY:
@@ -129,6 +131,8 @@ def chat_request(messages: Messages, options: Mapping[str, Any]) -> pb.GenerateR
 
 def fill_chat(chat: pb.Chat, messages: Messages, options: Mapping[str, Any]) -> None:
     """Writes messages and the chat-only keywords into ``chat``."""
+    if isinstance(messages, str | bytes | Mapping):
+        raise invalid_field("chat.messages", f"needs a list of messages, has {type(messages).__name__}")
     chat.SetInParent()
     for i, message in enumerate(messages):
         values = message if isinstance(message, Mapping) else _said(message)
