@@ -63,7 +63,7 @@ def check_deadline(request: Request, chosen: tuple[Worker, int] | None, now: flo
     if chosen is None or deadline is None or deadline <= now:
         return
     worker, num_cached_tokens = chosen
-    earliest = now + worker.rates.least_prefill(request.num_tokens - num_cached_tokens)
+    earliest = now + worker.rates.least_prefill(request.num_tokens - num_cached_tokens, now)
     if worker.queue.is_last(request):
         earliest += worker.rates.least_wait(worker.backlog // worker.queue.num_lines, now)
     if earliest > deadline:

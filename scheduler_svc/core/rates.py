@@ -1,8 +1,9 @@
 """How fast a worker is, as measured from its results: prompt tokens a second, and tokens leaving its queue.
 
 Those that refuse a request whose deadline cannot be met (``least_...``) err on the fast side, and there is none while
-little was measured: steps count that were mostly prompts, admissions as long as requests keep waiting. Those of a quote
-are means that forget.
+little was measured: steps count that were mostly prompts, admissions as long as requests keep waiting. A speed that
+nothing confirms is soon believed no more: one slow minute would have those refused for ever who alone could show that
+it is over. Those of a quote are means that forget.
 """
 
 from collections import deque
@@ -13,19 +14,30 @@ FEW: Final = 4
 _SLOWING = 0.1
 _WINDOW = 64
 _HOPE = 0.5
+_LATELY: Final = 10.0
+"""Seconds for which a speed is believed that nothing confirms."""
 _MEMORY = 0.9
 
 
 class Rates:
     """Of one worker."""
 
-    __slots__ = ("_admissions", "_done_at", "_num_measured", "_planned_at", "_prompts", "_seconds_per_token")
+    __slots__ = (
+        "_admissions",
+        "_done_at",
+        "_measured_at",
+        "_num_measured",
+        "_planned_at",
+        "_prompts",
+        "_seconds_per_token",
+    )
 
     def __init__(self) -> None:
         self._planned_at: deque[float] = deque()
         self._done_at = 0.0
         self._seconds_per_token = 0.0
         self._num_measured = 0
+        self._measured_at = 0.0
         self._prompts = (0.0, 0.0)
         """Seconds of steps with prompt tokens, and these tokens; the older, the less they count."""
         self._admissions: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
@@ -49,6 +61,7 @@ class Rates:
         else:
             self._seconds_per_token += _SLOWING * (sample - self._seconds_per_token)
         self._num_measured += 1
+        self._measured_at = now
 
     def note_admission(self, num_tokens: int, now: float) -> None:
         """A request that was to compute so many tokens has begun."""
@@ -71,9 +84,10 @@ class Rates:
         seconds, count = self._prompts
         return num_tokens * seconds / count if count else None
 
-    def least_prefill(self, num_tokens: int) -> float:
+    def least_prefill(self, num_tokens: int, now: float) -> float:
         """Seconds to compute so many prompt tokens at the best speed seen lately; 0 if that is not known."""
-        return num_tokens * self._seconds_per_token if self._num_measured >= FEW else 0.0
+        is_known = self._num_measured >= FEW and now - self._measured_at <= _LATELY
+        return num_tokens * self._seconds_per_token if is_known else 0.0
 
     def _wait(self, backlog: int, now: float) -> float:
         since = self._admissions[0][0]

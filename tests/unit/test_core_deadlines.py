@@ -60,6 +60,23 @@ def test_a_prompt_that_takes_longer_than_its_deadline_is_refused() -> None:
     bench.finish()
 
 
+def test_a_speed_that_nothing_confirms_refuses_nobody() -> None:
+    """Slow once, the worker is fast again, which only those can show who are let through."""
+    bench = CoreBench(config(tokens=64), card(pages=64, size=16, length=900), function=counting)
+    warm(bench)
+    asked = {"stops": (), "cached": False}
+    with pytest.raises(RequestRejected):
+        bench.submit(0, range(800), 1, deadline=bench.now + 10.0, **asked)
+    bench.now += 11.0
+    bench.submit(1, range(800), 1, deadline=bench.now + 10.0, **asked)
+    while bench.plan() is not None:
+        bench.now += 0.1
+        bench.result()
+    bench.submit(2, range(800), 1, deadline=bench.now + 2.0, **asked)
+    bench.finish()
+    assert {bench.ended[key].reason for key in (1, 2)} == {EndReason.LENGTH}
+
+
 def test_a_deadline_that_has_passed_ends_its_request_in_the_queue() -> None:
     bench = CoreBench(config(tokens=64), card(pages=64, size=16), function=counting)
     warm(bench)
@@ -108,4 +125,4 @@ def test_the_best_speed_lately_counts() -> None:
     rates.note_done(1, 128, 9.5)  # decoding says nothing of prompts
     rates.note_plan(10.0)
     rates.note_done(100, 128, 10.0)  # nor does a clock that stands still
-    assert rates.least_prefill(1000) == pytest.approx(2.1)
+    assert rates.least_prefill(1000, 10.0) == pytest.approx(2.1)
