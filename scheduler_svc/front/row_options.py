@@ -58,7 +58,7 @@ def _repetition_penalty(sampling: Any, model: ServedModel) -> float:
 
 
 def _words(text: str, place: int, model: ServedModel) -> list[tuple[int, ...]]:
-    """The tokens of a bad word at the beginning of a text and behind a blank."""
+    """The tokens of a bad word at the beginning of a text and behind a blank, if the model has them."""
     bare = text.lstrip()
     first = tuple(model.tokenizer.encode(bare, add_special_tokens=False))
     inside = tuple(model.tokenizer.encode(" " + bare, add_special_tokens=False))
@@ -67,7 +67,7 @@ def _words(text: str, place: int, model: ServedModel) -> list[tuple[int, ...]]:
         words.append(inside)
     if any(len(word) > MAX_BAD_WORD_TOKENS for word in words):
         raise InvalidRequestError.at(f"sampling.bad_words[{place}]", f"at most {MAX_BAD_WORD_TOKENS} tokens")
-    return words
+    return [word for word in words if max(word) < model.vocab_size]
 
 
 def _check_choice(allowed: Any, words: Sequence[tuple[int, ...]], masked: frozenset[int]) -> None:

@@ -45,6 +45,15 @@ def test_everything_is_carried() -> None:
     assert (ids(found.allowed_token_ids), ids(found.stop_token_ids)) == ([7, 8], [257])
 
 
+def test_a_bad_word_of_tokens_that_the_model_lacks_is_none() -> None:
+    """A tokenizer may know more tokens than the model has rows for."""
+    model = build_served_model(toy_card(vocab_size=264))
+    request = pb.GenerateRequest(sampling=pb.SamplingOptions(bad_words=["KLM", "a world"]))
+    found = ids(row_options(request, model, EOS).bad_words)
+    assert 260 in found
+    assert max(found) < 264
+
+
 def test_the_checkpoint_has_a_repetition_penalty_of_its_own() -> None:
     card = toy_card()
     card.generation_defaults.repetition_penalty = 1.5
