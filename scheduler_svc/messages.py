@@ -12,7 +12,7 @@ from scheduler_svc.core.types import EndReason, PageHash, PrefixQuestion, Publis
 from scheduler_svc.core.value import value
 
 PROTOCOL_VERSION = 1
-"""Outputs of one request at most."""
+"""Of both links; who speaks another one is refused."""
 
 
 class Code(IntEnum):
