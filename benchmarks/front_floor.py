@@ -14,7 +14,7 @@ import grpc.aio
 import uvloop
 from pagewire.v1 import generation_pb2 as pb
 
-from scheduler_svc.front.server import server_options
+from scheduler_svc.front.listening import server_options
 
 
 class Floor(grpc.GenericRpcHandler):

@@ -18,9 +18,10 @@ import uvloop
 
 from scheduler_svc.front.access import AccessOptions
 from scheduler_svc.front.caller import TenantLimits
+from scheduler_svc.front.listening import PortInUseError
 from scheduler_svc.front.parent import die_with_parent, wait_for_orphanhood
 from scheduler_svc.front.reloaded_file import FileError
-from scheduler_svc.front.server import Front, FrontOptions, PortInUseError
+from scheduler_svc.front.server import Front, FrontOptions
 from scheduler_svc.front.tls import TlsFiles
 from scheduler_svc.log import configure
 

@@ -7,7 +7,6 @@ application, not in `maximum_concurrent_rpcs`, which would refuse health too.
 
 import asyncio
 import importlib.util
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,13 +35,14 @@ from scheduler_svc.front.access import Access, AccessOptions, InternalAccess
 from scheduler_svc.front.admin import AdminService
 from scheduler_svc.front.cache import CacheService
 from scheduler_svc.front.child_pool import NUM_PROCESSES
-from scheduler_svc.front.compression import MAX_MESSAGE_BYTES, OPTIONS, PLAIN_OPTIONS
+from scheduler_svc.front.compression import OPTIONS, PLAIN_OPTIONS
 from scheduler_svc.front.errors import Reason, UnavailableError
 from scheduler_svc.front.form_reader import FormReader
 from scheduler_svc.front.generation import GenerationService
 from scheduler_svc.front.hang_up import hang_up
 from scheduler_svc.front.health import Health
 from scheduler_svc.front.in_flight import InFlight
+from scheduler_svc.front.listening import listen, server_options
 from scheduler_svc.front.load_report import ORCA, LoadReport
 from scheduler_svc.front.models import ModelService
 from scheduler_svc.front.preparation import Preparation
@@ -95,10 +95,6 @@ class FrontOptions:
     """A collector of traces; None: nothing is traced."""
 
 
-class PortInUseError(Exception):
-    """A server cannot listen; the text is for people."""
-
-
 class Front:
     """One front: link, services and servers."""
 
@@ -141,13 +137,19 @@ class Front:
         options = self._options
         credentials = None if options.tls is None else server_credentials(options.tls)
         is_admin = options.access.authenticates
-        public = self._server(Access(options.access).admit, is_admin=is_admin, options=public_options(options))
-        self.port = _listen(public, options.host, options.port, options.reuse_port, credentials)
+        public = self._server(
+            Access(options.access).admit,
+            is_admin=is_admin,
+            options=server_options(
+                options.reuse_port, options.max_connection_age_seconds, options.max_connection_age_grace_seconds
+            ),
+        )
+        self.port = listen(public, options.host, options.port, options.reuse_port, credentials)
         if options.internal_port is not None:
             internal = self._server(InternalAccess().admit, is_admin=True, options=server_options(reuse_port=False))
-            self.internal_port = _listen(internal, options.internal_host, options.internal_port)
+            self.internal_port = listen(internal, options.internal_host, options.internal_port)
         if options.health_port is not None:
-            self.health_port = _listen(self._health_server(), options.health_host, options.health_port)
+            self.health_port = listen(self._health_server(), options.health_host, options.health_port)
         self._state.listen(self._health.set)
         for server in self._servers:
             await server.start()
@@ -239,75 +241,6 @@ def _tracing(endpoint: str) -> "Tracing":
     from scheduler_svc.front.tracing import Tracing
 
     return Tracing(endpoint)
-
-
-def public_options(options: FrontOptions) -> list[tuple[str, Any]]:
-    """Channel arguments of the public server.
-
-    Clients that balance by connections alone, or a balancer that does, find new servers by connecting anew. gRPC
-    spreads the ages by a tenth, so that those who came together do not go together.
-    """
-    found = server_options(options.reuse_port)
-    if options.max_connection_age_seconds:
-        found.append(("grpc.max_connection_age_ms", int(options.max_connection_age_seconds * 1000)))
-        if options.max_connection_age_grace_seconds:
-            found.append(("grpc.max_connection_age_grace_ms", int(options.max_connection_age_grace_seconds * 1000)))
-    return found
-
-
-def server_options(reuse_port: bool) -> list[tuple[str, Any]]:
-    """Channel arguments of all servers."""
-    return [
-        ("grpc.so_reuseport", int(reuse_port)),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_metadata_size", 16 * 1024),
-        ("grpc.absolute_max_metadata_size", 32 * 1024),
-        ("grpc.max_concurrent_streams", 1000),
-        # Who connects must come to the point: half-open handshakes are not kept for two minutes.
-        ("grpc.server_handshake_timeout_ms", 10_000),
-        ("grpc.keepalive_time_ms", 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        # Lets clients ping during a silent prefill; without it they are told `too_many_pings`.
-        ("grpc.http2.min_ping_interval_without_data_ms", 5000),
-        ("grpc.http2.max_ping_strikes", 5),
-        ("grpc.enable_channelz", 1),
-    ]
-
-
-def _listen(
-    server: Any, host: str, port: int, reuse_port: bool = False, credentials: grpc.ServerCredentials | None = None
-) -> int:
-    """Binds a server and returns its port.
-
-    Raises: PortInUseError.
-    """
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        _probe(host, port, reuse_port)
-        if credentials is None:
-            bound = int(server.add_insecure_port(address))
-        else:
-            bound = int(server.add_secure_port(address, credentials))
-    except (OSError, RuntimeError):
-        bound = 0
-    if not bound:
-        raise PortInUseError(f"cannot listen on {address}; is the port in use?")
-    return bound
-
-
-def _probe(host: str, port: int, reuse_port: bool) -> None:
-    """Binds and lets go: gRPC's own failure writes lines of its library to stderr.
-
-    Raises: OSError if the address cannot be bound.
-    """
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if reuse_port:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            probe.bind(address)
 
 
 def _add_reflection(server: Any, names: list[str]) -> None:

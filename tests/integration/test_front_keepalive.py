@@ -9,7 +9,7 @@ from pagewire.v1 import generation_pb2 as pb
 from support.fake_scheduler import FakeScheduler
 from support.front_stack import front_stack, text_of
 
-from scheduler_svc.front.server import server_options
+from scheduler_svc.front.listening import server_options
 
 MIN_INTERVAL_MS = 5000
 MAX_STRIKES = 5
