@@ -141,6 +141,11 @@ def test_a_conversation_keeps_its_history(server: FakeServer, monkeypatch: pytes
 def test_models_and_health(server: FakeServer) -> None:
     assert "LlamaForCausalLM" in run(server, "models").stdout
     assert lines_of(run(server, "models", "--json"))[0]["capabilities"] == ["chat", "seed"]
+    assert lines_of(run(server, "models", "inspect", "--json")) == lines_of(run(server, "models", "--json"))
+    told = run(server, "models", "inspect", "fake").stdout
+    for label, value in (("max model len", "2,048"), ("capabilities", "chat, seed"), ("quantization", "none")):
+        assert next(line.split(label)[1].strip() for line in told.splitlines() if label in line) == value
+    assert run(server, "models", "inspect", "other").exit_code == 1
     assert run(server, "health").stdout == "SERVING\n"
     server.set_serving(False)
     result = run(server, "health", "--json")

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from ..admin import AdminClient
+from ..aio import AsyncClient
 from ..channel import Tls
 from .failures import UsageError
 
@@ -88,8 +89,18 @@ def open_client(target: str, *, is_internal: bool = False) -> AdminClient:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is told once, in our words
     access = ACCESS.get()
     tls = None if is_internal and _is_loopback(target) else access.tls
-    metadata = () if access.tenant is None else ((TENANT_KEY, access.tenant),)
-    return AdminClient(target, tls=tls, token=access.token, metadata=metadata)
+    return AdminClient(target, tls=tls, token=access.token, metadata=_metadata(access))
+
+
+def open_async_client(target: str) -> AsyncClient:
+    """The same for the running event loop."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    access = ACCESS.get()
+    return AsyncClient(target, tls=access.tls, token=access.token, metadata=_metadata(access))
+
+
+def _metadata(access: Access) -> tuple[tuple[str, str], ...]:
+    return () if access.tenant is None else ((TENANT_KEY, access.tenant),)
 
 
 def _read(flag: str, path: Path | None) -> bytes | None:

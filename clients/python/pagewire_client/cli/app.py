@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import PagewireError
-from . import access, demo, gateway, generation, prefixes, queries, serving
+from . import access, bench, demo, gateway, generation, prefixes, queries, serving
 from .failures import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, error_line, exit_code
 from .flags import Role, help_text
 from .top import top
@@ -79,7 +79,7 @@ app.command(context_settings=_PASS_THROUGH, epilog=help_text(Role.SCHEDULER))(se
 app.command(context_settings=_PASS_THROUGH, epilog=help_text(Role.WORKER))(serving.worker)
 app.command()(generation.generate)
 app.command()(generation.chat)
-app.command()(queries.models)
+app.add_typer(queries.models, name="models")
 app.command()(queries.health)
 app.command()(queries.explain)
 app.command()(prefixes.quote)
@@ -88,6 +88,7 @@ app.command()(prefixes.pins)
 app.command()(prefixes.unpin)
 app.command()(queries.drain)
 app.command()(top)
+app.command()(bench.bench)
 app.command()(queries.fetch)
 app.command()(gateway.gateway)
 app.command("version")(queries.show_version)

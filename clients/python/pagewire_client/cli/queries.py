@@ -18,11 +18,16 @@ from . import arguments as arg
 from .access import open_client
 from .failures import EXIT_FAILED
 from .models import local_model
-from .output import print_json, printable
+from .output import plain, print_json, printable
+
+models = typer.Typer(invoke_without_command=True)
 
 
-def models(target: arg.Target = arg.TARGET_DEFAULT, json: arg.Json = False) -> None:
-    """List the served models."""
+@models.callback()
+def list_models(context: typer.Context, target: arg.Target = arg.TARGET_DEFAULT, json: arg.Json = False) -> None:
+    """List the served models; `inspect` tells all of one."""
+    if context.invoked_subcommand is not None:
+        return
     with open_client(target) as client:
         served = client.models()
     if json:
@@ -35,6 +40,25 @@ def models(target: arg.Target = arg.TARGET_DEFAULT, json: arg.Json = False) -> N
         lengths = (str(model.max_model_len), str(model.page_size))
         table.add_row(model.name, model.architecture, model.dtype, *lengths)
     Console(highlight=False).print(table if served else "no model is served: no worker has joined")
+
+
+@models.command()
+def inspect(
+    name: Annotated[str, typer.Argument(help="A served name; without it, the one that is served.")] = "",
+    target: arg.Target = arg.TARGET_DEFAULT,
+    json: arg.Json = False,
+) -> None:
+    """Tell all that a server says of a model: limits, types, capabilities, versions."""
+    with open_client(target) as client:
+        model = client.model(name)
+    if json:
+        print_json(model)
+        return
+    table = Table(box=box.SIMPLE, show_header=False)
+    for field, value in plain(model).items():
+        shown = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
+        table.add_row(field.replace("_", " "), printable(shown) or "none")
+    Console(highlight=False, markup=False).print(table)
 
 
 def health(
