@@ -49,10 +49,9 @@ def count_pages(available_bytes: int, shape: PageShape, *, max_model_len: int, m
     per_request = -(-max_model_len // shape.page_size)
     fitting = max(0, available_bytes) // shape.num_bytes
     if fitting < per_request:
-        needed, available = per_request * shape.num_bytes >> 20, max(0, available_bytes) >> 20
         raise PagePoolTooSmallError(
             f"the page pool is too small: one request of max_model_len {max_model_len} needs {per_request} pages = "
-            f"{needed} MiB, available are {available} MiB = {fitting} pages; "
+            f"{per_request * shape.num_bytes:,} bytes, available are {max(0, available_bytes):,} = {fitting} pages; "
             "lower --max-model-len or raise --kv-cache-memory-bytes or --gpu-memory-utilization"
         )
     return min(fitting, per_request * max_num_seqs)

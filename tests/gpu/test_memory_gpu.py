@@ -61,7 +61,7 @@ def test_mem_01_the_share_is_of_the_whole_gpu_for_this_process(path: Path) -> No
             assert given - (1 << 30) - 0.05 * given < pool_bytes(parts.runner) < given
             assert f"{parts.runner.limits.num_pages:,} of" in parts.summary
             del parts
-        with pytest.raises(PagePoolTooSmallError, match=r"needs \d+ pages = \d+ MiB, available are \d+ MiB"):
+        with pytest.raises(PagePoolTooSmallError, match=r"needs \d+ pages = [\d,]+ bytes, available are [\d,]+ ="):
             build(path, gpu_memory_utilization=0.0001, enforce_eager=True, **options)
         other.communicate()
 
