@@ -12,7 +12,7 @@ from struct import unpack
 HASH_BYTES = 16
 INT, LONG, FLOAT = "i", "Q", "f"
 WIDTHS = {INT: 4, LONG: 8, FLOAT: 4}
-SIGN, LANES, FEW_LANES = 2**31, 4096, 512
+SIGN, LANES = 2**31, 512
 FOREIGN_ORDER = sys.byteorder == "big"
 
 
@@ -79,12 +79,11 @@ def _read(typecode: str, content: bytes, name: str) -> "array[int]":
 def ids_are_below(token_ids: "array[int]", limit: int) -> bool:
     """Whether all ids are in 0..limit-1.
 
-    Thousands are judged at once, as the 32-bit lanes of one number: a lane's highest bit is set if its id is negative,
+    Hundreds are judged at once, as the 32-bit lanes of one number: a lane's highest bit is set if its id is negative,
     or if it is once 2^31 - limit is added to all of them, which no lane carries into the next.
     """
     content = token_ids.tobytes()
-    num_lanes = LANES if len(token_ids) > FEW_LANES else FEW_LANES if len(token_ids) > 1 else 1
-    signs, gaps = _lanes(SIGN, num_lanes), _lanes(max(0, SIGN - limit), num_lanes)
+    signs, gaps = _lanes(SIGN), _lanes(max(0, SIGN - limit))
     for start in range(0, len(content), LANES * 4):
         ids = int.from_bytes(content[start : start + LANES * 4], sys.byteorder)
         if ids & signs or (ids + gaps) & signs:
@@ -92,10 +91,10 @@ def ids_are_below(token_ids: "array[int]", limit: int) -> bool:
     return True
 
 
-@lru_cache(maxsize=16)
-def _lanes(value: int, num_lanes: int) -> int:
+@lru_cache(maxsize=8)
+def _lanes(value: int) -> int:
     """A number with the value in each of its lanes."""
-    return int.from_bytes(array("I", [value]).tobytes() * num_lanes, sys.byteorder)
+    return int.from_bytes(array("I", [value]).tobytes() * LANES, sys.byteorder)
 
 
 def read_hashes(content: bytes, name: str) -> list[bytes]:

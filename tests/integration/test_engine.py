@@ -12,6 +12,7 @@ from support.raw_front import RawFront, Told
 from support.scripted_rows import Limits
 from support.scripted_worker import ScriptedWorker, expected
 
+from scheduler_svc.engine import Engine
 from scheduler_svc.replay import Replay
 from scheduler_svc.traced_core import TraceFile
 
@@ -64,6 +65,22 @@ def test_a_request_gets_its_tokens_and_ends_once(front: RawFront, worker: Script
     assert 0 <= ended.queue_seconds <= ended.first_token_seconds <= ended.total_seconds
     # A prompt of 100 tokens does not fit the worker's 64 a step.
     assert [each.num_tokens for each in worker.plans[:2]] == [64, 36]
+
+
+def test_tokens_leave_before_the_next_plan_is_made(
+    front: RawFront, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[bool] = []
+    plan = Engine._plan
+
+    def watched(engine: Engine, now: float) -> None:
+        waiting.append(engine.fronts.has_waiting())
+        plan(engine, now)
+
+    monkeypatch.setattr(Engine, "_plan", watched)
+    probe(front)
+    assert waiting
+    assert not any(waiting)
 
 
 def test_a_polling_loop_misses_nothing() -> None:

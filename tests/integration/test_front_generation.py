@@ -12,6 +12,7 @@ from support.fake_scheduler import FakeScheduler, toy_card
 from support.front_stack import details_of, fields_of, finished_of, front_stack, ids_of, text_of
 
 from scheduler_svc.front.live_request import LiveRequest
+from scheduler_svc.front.served_model import ServedModel
 
 
 def request_for(prompt: list[int] | None = None, **fields: Any) -> Any:
@@ -34,6 +35,19 @@ async def both(scheduler: FakeScheduler, request: Any) -> tuple[list[Any], Any]:
         assert output.finished == finished
     assert once.summary.usage == events[-1].summary.usage
     return events, once
+
+
+async def test_a_request_whose_output_cannot_be_prepared_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("no such table")
+
+    async with front_stack(scripted([65])) as stack:
+        monkeypatch.setattr(ServedModel, "detokenizer", fails)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stack.once(request_for())
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        await stack.scheduler.wait_for(lambda: len(stack.scheduler.cancels) == 1)
+        assert stack.front.link.num_live == 0
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 2, 8])

@@ -6,10 +6,12 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from pagewire.internal.v1 import front_pb2
 from support.fake_scheduler import FakeScheduler
 
 from scheduler_svc.front.errors import FrontError
+from scheduler_svc.front.link_socket import LinkSocket
 from scheduler_svc.front.scheduler_link import SchedulerLink
 from scheduler_svc.output_key import output_key
 
@@ -96,6 +98,28 @@ async def test_everything_of_one_turn_goes_in_one_frame() -> None:
         await scheduler.wait_for(lambda: len(scheduler.submits) == 100)
         assert scheduler.frames <= before + 2
         assert [submit.key for submit in scheduler.submits] == list(range(1, 101))
+        await link.close()
+
+
+async def test_a_request_that_is_alone_does_not_wait_for_the_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    send = LinkSocket.send
+
+    def watched(socket: LinkSocket, frame: bytes) -> None:
+        sent.append(len(front_pb2.FrontFrame.FromString(frame).submits))
+        send(socket, frame)
+
+    async with FakeScheduler(lambda submit: [[]]) as scheduler:
+        answered = asyncio.Event()
+        link = link_to(scheduler, answered.set)
+        link.start()
+        await asyncio.wait_for(answered.wait(), 5)
+        monkeypatch.setattr(LinkSocket, "send", watched)
+        for _ in range(3):
+            link.submit(front_pb2.Submit(n=1, max_tokens=1), Numbers())
+        assert sent == [1]
+        await scheduler.wait_for(lambda: len(scheduler.submits) == 3)
+        assert [count for count in sent if count] == [1, 2]
         await link.close()
 
 
