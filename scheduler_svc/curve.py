@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,9 +47,7 @@ def ensure_keys(directory: Path) -> None:
         (directory / "workers").mkdir(mode=0o700, exist_ok=True)
         if not any((directory / "workers").iterdir()):
             add_worker(directory, FIRST_WORKER)
-        public_key, secret_key = zmq.curve_keypair()
-        _write(directory / "scheduler.public", public_key, 0o644)
-        _write(secret, secret_key, 0o600)
+        _write_pair(directory / "scheduler.public", secret)
 
 
 def add_worker(directory: Path, name: str) -> Path:
@@ -60,9 +59,7 @@ def add_worker(directory: Path, name: str) -> Path:
         raise RunDirError(f"{name!r}: a worker's name has up to 64 letters, digits, dots, dashes and underscores")
     secret = directory / f"{name}.secret"
     with _told(directory):
-        public_key, secret_key = zmq.curve_keypair()
-        _write(secret, secret_key, 0o600)
-        _write(directory / "workers" / f"{name}.public", public_key, 0o644)
+        _write_pair(directory / "workers" / f"{name}.public", secret)
     return secret
 
 
@@ -124,11 +121,27 @@ def _read_secret(path: Path) -> bytes:
     return content
 
 
+def _write_pair(public: Path, secret: Path) -> None:
+    """Both files or neither. Never replaces a key."""
+    public_key, secret_key = zmq.curve_keypair()
+    _write(public, public_key, 0o644)
+    try:
+        _write(secret, secret_key, 0o600)
+    except OSError:
+        public.unlink()
+        raise
+
+
 def _write(path: Path, key: bytes, mode: int) -> None:
-    """Never replaces a key."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(key + b"\n")
+    """Whole or not at all, as on a full disk."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(key + b"\n")
+        Path(temporary).chmod(mode)
+        os.link(temporary, path)
+    finally:
+        Path(temporary).unlink()
 
 
 @contextlib.contextmanager
@@ -137,4 +150,4 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunDirError(f"--zmq-curve-dir {error.filename or path}: {error.strerror}") from None
+        raise RunDirError(f"--zmq-curve-dir {error.filename2 or error.filename or path}: {error.strerror}") from None

@@ -1,5 +1,7 @@
 """Encrypted links to workers: who has a key on the list comes in, nobody else, and nobody unencrypted."""
 
+import errno
+import os
 import secrets
 import shutil
 import socket
@@ -118,6 +120,21 @@ def test_keys_are_made_once_and_for_their_owner_alone(tmp_path: Path, capsys: py
         assert curve_keys.main(arguments) == 2
         told = capsys.readouterr().err
         assert (told.count("\n"), "--" in told) == (1, False)
+
+
+def test_a_full_disk_leaves_no_half_of_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def full(source: str, target: Path) -> None:
+        if target.suffix == ".secret":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        link(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", full)
+        assert curve_keys.main([str(tmp_path / "keys")]) == 2
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert curve_keys.main([str(tmp_path / "keys")]) == 0
 
 
 def test_keys_that_cannot_be_used_are_named(keys_dir: Path) -> None:
