@@ -51,7 +51,10 @@ class Resumption:
         return self._positions.setdefault(index, pb.ResumePosition(index=index))
 
     def delay_after(self, error: ServerError) -> float:
-        """Seconds until the next attempt. Raises: ServerError, the first of this break, when there is no use in one."""
+        """Seconds until the next attempt, at the deadline at latest.
+
+        Raises: ServerError, the first of this break, when there is no use in one.
+        """
         now = time.monotonic()
         failure = self._failure = self._failure or error
         if isinstance(error, NotFoundError) or error.code is not grpc.StatusCode.UNAVAILABLE:
@@ -60,7 +63,7 @@ class Resumption:
         delay, self._delay = self._delay, min(_MAX_DELAY_SECONDS, self._delay * 2)
         if now + delay > self._give_up_at:
             raise failure
-        return delay
+        return delay if self._deadline is None else min(delay, max(0.0, self._deadline - now))
 
     def timeout(self) -> float | None:
         """Seconds left of the request's deadline."""
