@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticSerializationError, to_json
 
 from .failures import BadRequestError
@@ -45,6 +45,23 @@ class ResponseFormat(BaseModel):
             raise BadRequestError("response_format", "json_schema is missing")
         return self
 
+    @property
+    def form(self) -> dict[str, Any]:
+        """By the API's name."""
+        if self.type == "json_schema" and self.json_schema is not None:
+            return {"json_schema": self.json_schema.content}
+        return {"json_object": True} if self.type == "json_object" else {}
+
+
+class StructuredOutputs(BaseModel):
+    """The form of the answer, as vLLM's users know it: one of these."""
+
+    json_schema: str | dict[str, Any] | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: List[str] | None = None
+    grammar: str | None = None
+
 
 class StreamOptions(BaseModel):
     """What a stream tells beside its text."""
@@ -70,9 +87,32 @@ class Sampled(BaseModel):
     stop_token_ids: List[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: List[str] | None = None
+    allowed_token_ids: List[int] | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: List[str] | None = None
+    guided_grammar: str | None = None
+
+    @property
+    def forms(self) -> dict[str, Any]:
+        """All that the answer is asked to be, by the API's names. The later of two of one kind counts."""
+        older: dict[str, Any] = {"json_schema": self.guided_json, "regex": self.guided_regex}
+        older |= {"choice": self.guided_choice, "grammar": self.guided_grammar}
+        newer = self.structured_outputs.model_dump() if self.structured_outputs is not None else {}
+        found = {name: value for each in (older, newer) for name, value in each.items() if value}
+        if self.response_format is not None:
+            found |= self.response_format.form
+        return found
 
     @model_validator(mode="before")
     @classmethod
@@ -115,6 +155,14 @@ class Message(BaseModel):
     content: str | List[TextPart] | None = None
     tool_calls: List[ToolCall] | None = None
 
+    @field_validator("content", mode="before")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        for part in value if isinstance(value, list) else ():
+            if isinstance(part, dict) and part.get("type", "text") != "text":
+                raise BadRequestError("messages", f"a part of type {str(part['type'])[:40]!r}: only text is served")
+        return value
+
     @property
     def text(self) -> str:
         """All of it; calls of tools, which are part of the text where models write them, as a line of JSON each."""
@@ -135,6 +183,8 @@ class ChatBody(Sampled):
     tool_choice: Literal["none", "auto"] | None = None
     """Whether a tool is called is the template's and the model's matter: none can be forced."""
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def limit(self) -> int | None:

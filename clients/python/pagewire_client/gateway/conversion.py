@@ -16,6 +16,18 @@ _SAMPLING = (
 )
 
 
+_SAME = (
+    ("stop", "include_stop", "include_stop_str_in_output"),
+    ("output", "skip_special_tokens", "skip_special_tokens"),
+    ("sampling", "bad_words", "bad_words"),
+    ("sampling", "allowed_token_ids", "allowed_token_ids"),
+    ("prompt_options", "truncate_prompt_tokens", "truncate_prompt_tokens"),
+    ("prompt_options", "add_special_tokens", "add_special_tokens"),
+    ("scheduling", "cache_salt", "cache_salt"),
+)
+"""Part and field of the message, and what vLLM's users call it."""
+
+
 def chat_message(body: ChatBody) -> generation_pb2.GenerateRequest:
     """Raises: BadRequestError."""
     message = _message(body, body.limit)
@@ -24,6 +36,10 @@ def chat_message(body: ChatBody) -> generation_pb2.GenerateRequest:
     variables = dict(body.chat_template_kwargs or {})
     if body.tools and body.tool_choice != "none":
         variables["tools"] = body.tools
+    if body.add_generation_prompt is not None:
+        message.chat.add_generation_prompt = body.add_generation_prompt
+    if body.continue_final_message is not None:
+        message.prompt_options.continue_final_message = body.continue_final_message
     for name, value in variables.items():
         message.chat.template_variables[name] = json.dumps(value)
     if body.logprobs:
@@ -63,12 +79,29 @@ def _message(body: Sampled, limit: int | None) -> generation_pb2.GenerateRequest
     for name, value in (("max_tokens", limit), ("min_tokens", body.min_tokens), ("ignore_eos", body.ignore_eos)):
         if value is not None:
             _put(message.stop, name, value)
-    form = body.response_format
-    if form is not None and form.type == "json_object":
-        message.structured.json_object = True
-    elif form is not None and form.json_schema is not None:
-        message.structured.json_schema = json.dumps(form.json_schema.content)
+    for part, own, theirs in _SAME:
+        value = getattr(body, theirs)
+        if value is not None:
+            _set(theirs, lambda: _write(getattr(message, part), own, value))  # noqa: B023 - called now
+    _add_form(message.structured, body.forms)
     return message
+
+
+def _add_form(structured: generation_pb2.StructuredOutput, forms: dict[str, Any]) -> None:
+    if len(forms) > 1:
+        raise BadRequestError("structured_outputs", f"at most one form; given: {', '.join(forms)}")
+    for name, value in forms.items():
+        if name == "choice":
+            structured.choice.choices.extend(value)
+        else:
+            setattr(structured, name, json.dumps(value) if isinstance(value, dict) else value)
+
+
+def _write(part: Any, name: str, value: Any) -> None:
+    if isinstance(value, list):
+        getattr(part, name).extend(value)
+    else:
+        setattr(part, name, value)
 
 
 def _put(part: Any, name: str, value: Any) -> None:
