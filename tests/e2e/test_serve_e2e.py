@@ -15,6 +15,7 @@ from pagewire_client import Client, Delta, HealthStatus, ServerError, Unavailabl
 from pagewire_client.stack import free_ports
 from support.conditions import wait_until
 from support.reference_outputs import Reference
+from support.scripted_stack import first_ids
 from support.stack import FLOAT32, MARK, START_SECONDS, accepts, kill_marked, marked_pids, new_mark
 
 
@@ -94,7 +95,7 @@ def test_a_killed_worker_is_restarted_and_its_stream_goes_on(serve: Serve, long_
     expected = long_reference[0]
     options = {"temperature": 0.0, "max_tokens": expected.case.max_tokens, "token_ids": True}
     with serve.client.stream(expected.case.text, **options) as stream:
-        ids = list(first_tokens(stream, 3))
+        ids = list(first_ids(stream, 3))
         killed = serve.pid_of("gpu_worker")
         os.kill(killed, signal.SIGKILL)
         ids += [token for event in stream if isinstance(event, Delta) for token in event.token_ids]
@@ -105,7 +106,7 @@ def test_a_killed_worker_is_restarted_and_its_stream_goes_on(serve: Serve, long_
 
 def test_a_killed_scheduler_takes_everything_with_it(serve: Serve) -> None:
     with serve.client.stream("The sea", temperature=0.0, max_tokens=500, ignore_eos=True, token_ids=True) as stream:
-        first_tokens(stream, 1)
+        first_ids(stream, 1)
         os.kill(serve.pid_of("scheduler_svc "), signal.SIGKILL)
         with pytest.raises(ServerError):
             for _ in stream:
@@ -118,7 +119,7 @@ def test_sigterm_lets_running_streams_end(serve: Serve, long_reference: list[Ref
     expected = long_reference[0]
     options = {"temperature": 0.0, "max_tokens": expected.case.max_tokens, "token_ids": True}
     with serve.client.stream(expected.case.text, **options) as stream:
-        ids = list(first_tokens(stream, 3))
+        ids = list(first_ids(stream, 3))
         serve.process.terminate()
         wait_until(lambda: not serves(serve), "new requests are refused", 10)
         ids += [token for event in stream if isinstance(event, Delta) for token in event.token_ids]
@@ -133,15 +134,6 @@ def serves(serve: Serve) -> bool:
     with Client(serve.target) as client, contextlib.suppress(UnavailableError):
         return client.health(timeout=5) is HealthStatus.SERVING
     return False
-
-
-def first_tokens(stream: "Iterator[object]", count: int) -> tuple[int, ...]:
-    """The ids of the first messages, at least ``count``."""
-    ids: tuple[int, ...] = ()
-    while len(ids) < count:
-        event = next(stream)
-        ids += event.token_ids if isinstance(event, Delta) else ()
-    return ids
 
 
 def _arguments(pid: int) -> str:

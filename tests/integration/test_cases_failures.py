@@ -17,7 +17,7 @@ from pagewire.internal.v1 import front_pb2, worker_pb2
 from pagewire_client import HealthStatus, InternalError, InvalidRequestError, PagewireError, UnavailableError
 from support.conditions import wait_until
 from support.scripted_rows import Limits
-from support.scripted_stack import PROBE, PROBE_ANSWER, ScriptedStack, begun_prompts, counted, first_ids
+from support.scripted_stack import PROBE, PROBE_ANSWER, ScriptedStack, begun_prompts, counted, first_ids, outcome
 from support.scripted_worker import ScriptedWorker
 
 from scheduler_svc import run_dir
@@ -98,7 +98,7 @@ def test_wrk_01_a_killed_front(stack: ScriptedStack) -> None:
         stack.client = stack.connect()
         wait_until(lambda: stack.health() is HealthStatus.SERVING, "it serves again")
         for number, stream in enumerate(streams[16:]):
-            answer = _joined(stream)
+            answer = outcome(stream)
             assert isinstance(answer, UnavailableError) or answer == counted([60, number], 20)
         stack.wait_idle()
         stack.probe()
@@ -148,7 +148,7 @@ def test_wrk_03_a_failed_step(stack: ScriptedStack, step: int) -> None:
     """Its requests end as INTERNAL without a word of the worker's text; the loop and the others go on."""
     with stack.worker(Limits(max_num_batched_tokens=8), failing_steps=frozenset({step})), ThreadPoolExecutor(8) as pool:
         streams = [stack.client.stream([63, number, 1, 2], max_tokens=12, token_ids=True) for number in range(8)]
-        answers = list(pool.map(lambda stream: _joined(stream), streams))
+        answers = list(pool.map(outcome, streams))
         failed = [error for error in answers if isinstance(error, Exception)]
         assert failed
         for number, answer in enumerate(answers):
@@ -159,13 +159,6 @@ def test_wrk_03_a_failed_step(stack: ScriptedStack, step: int) -> None:
                 assert answer == counted([63, number, 1, 2], 12)
         stack.wait_idle()
         stack.probe()
-
-
-def _joined(stream: Any) -> Any:
-    try:
-        return stream.join().outputs[0].token_ids
-    except PagewireError as error:
-        return error
 
 
 @pytest.mark.parametrize("temperature", [-0.1, float("nan"), float("inf"), float("-inf")])

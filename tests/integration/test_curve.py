@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import zmq
+from pagewire_client.stack import free_ports
 from support.conditions import wait_until
 from support.engine_thread import EngineThread
 from support.raw_front import RawFront
-from support.scheduler_process import SchedulerProcess, free_ports
+from support.scheduler_process import SchedulerProcess
 from support.scripted_worker import ScriptedWorker
 
 from gpu_worker.curve import CurveKeys, read_keys

@@ -13,9 +13,9 @@ import openai
 import pytest
 from pagewire.kserve.v2 import inference_pb2, inference_pb2_grpc
 from pagewire_client import PagewireError
+from pagewire_client.stack import free_ports
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
 from support.conditions import wait_until
-from support.scheduler_process import free_ports
 from support.scripted_rows import Limits
 from support.scripted_stack import PROBE, PROBE_ANSWER, ScriptedStack
 from support.toy_tokenizer import BOS, EOS

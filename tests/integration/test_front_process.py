@@ -16,15 +16,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pagewire.internal.v1 import front_pb2
 from pagewire.v1 import generation_pb2 as pb
 from pagewire.v1 import generation_pb2_grpc
+from pagewire_client.stack import free_ports
 from support.fake_scheduler import FakeScheduler
 
 SECONDS = 20
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager
@@ -59,7 +54,7 @@ async def wait_serving(channel: Any) -> None:
 
 
 async def test_a_front_serves_reflects_and_stops() -> None:
-    port, internal = free_port(), free_port()
+    port, internal = free_ports(2)
     async with (
         FakeScheduler() as scheduler,
         process(scheduler, port, "--internal-port", str(internal), "--log-format", "json") as (running, line),
@@ -115,7 +110,7 @@ async def test_a_port_in_use_is_told() -> None:
 
 
 async def test_a_refused_front_ends() -> None:
-    async with FakeScheduler() as scheduler, process(scheduler, free_port()) as (running, line):
+    async with FakeScheduler() as scheduler, process(scheduler, free_ports(1)[0]) as (running, line):
         assert line == "ready"
         await scheduler.wait_for(lambda: len(scheduler.hellos) == 1)
         await scheduler.send_all(front_pb2.SchedulerToFrontFrame(refusal="another version"))
@@ -133,7 +128,7 @@ async def test_a_front_dies_with_its_parent() -> None:
     )
     reader, writer = os.pipe()
     async with FakeScheduler(lambda submit: [[65]]) as scheduler:
-        port = free_port()
+        (port,) = free_ports(1)
         parent = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",

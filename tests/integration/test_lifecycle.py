@@ -3,7 +3,6 @@ several fronts, a scheduler that nobody hears."""
 
 import os
 import signal
-import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -22,8 +21,9 @@ from support.fake_scheduler import FakeScheduler
 from support.front_stack import TIMEOUT, front_stack
 from support.scheduler_process import SchedulerProcess
 from support.scripted_rows import Limits
-from support.scripted_stack import ScriptedStack, counted, first_ids
+from support.scripted_stack import ScriptedStack, counted, first_ids, outcome
 from support.scripted_worker import ScriptedWorker
+from support.stack import accepts
 
 ROOMY = Limits(num_pages=640, max_num_seqs=16, max_model_len=4096)
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -139,7 +139,7 @@ def test_one_front_dies_without_harm_to_the_others(two_fronts: ScriptedStack) ->
         assert sum(map(len, found.values())) == known + 12
         victim, survivor = sorted(found, key=lambda pid: len(found[pid]))
         os.kill(victim, signal.SIGKILL)
-        ends = [ending(stream) for stream in streams]
+        ends = [outcome(stream) for stream in streams]
         whole = [end == counted([9, n], 150) for n, end in enumerate(ends)]
         broken = [isinstance(end, UnavailableError) for end in ends]
         assert [a or b for a, b in zip(whole, broken, strict=True)] == [True] * 12
@@ -148,7 +148,7 @@ def test_one_front_dies_without_harm_to_the_others(two_fronts: ScriptedStack) ->
         stack.probe(stack.connect())
         wait_until(lambda: len(callers(stack)) == 2 and victim not in callers(stack), "another one is there")
         stack.client = stack.connect()
-        wait_until(lambda: connects(stack.scheduler.internal_target), "the internal port is there again", 20)
+        wait_until(lambda: accepts(stack.scheduler.internal_target), "the internal port is there again", 20)
         stack.wait_idle()
 
 
@@ -171,22 +171,6 @@ def test_nobody_else_shares_the_port_of_several_fronts(two_fronts: ScriptedStack
         assert f"--port {twin.port}" in twin.log_path.read_text()
     finally:
         twin.close()
-
-
-def connects(target: str) -> bool:
-    host, _, port = target.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError:
-        return False
-    return True
-
-
-def ending(stream: Any) -> object:
-    try:
-        return stream.join().outputs[0].token_ids
-    except PagewireError as error:
-        return error
 
 
 async def test_liveness_is_about_the_scheduler_not_about_workers() -> None:

@@ -8,8 +8,8 @@ import urllib.request
 from collections.abc import Callable
 from types import TracebackType
 
+from pagewire_client.stack import free_ports
 from support.conditions import wait_until
-from support.scheduler_process import free_ports
 
 
 class GatewayProcess:

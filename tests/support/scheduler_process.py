@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,19 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pagewire_client.stack import free_ports
 from support.conditions import wait_until
 
 WORKER = Path(__file__).with_name("scripted_worker.py")
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class SchedulerProcess:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from pagewire_client import Client, Delta, HealthStatus, Load, UnavailableError
+from pagewire_client import Client, Delta, HealthStatus, Load, PagewireError, UnavailableError
 from pagewire_client.client import Stream
 from support.conditions import wait_until
 from support.scheduler_process import SchedulerProcess
@@ -148,3 +148,11 @@ def first_ids(stream: Stream, count: int = 1) -> tuple[int, ...]:
         event = next(stream)
         ids += event.token_ids if isinstance(event, Delta) else ()
     return ids
+
+
+def outcome(stream: Stream) -> tuple[int, ...] | PagewireError:
+    """The ids of a stream's first output once all is read, or the error it ends with."""
+    try:
+        return stream.join().outputs[0].token_ids
+    except PagewireError as error:
+        return error

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pagewire_kernels import load_kernels
 from safetensors.torch import load_file, save_file
+from support.quantized_files import edit_json, edit_tensors
 from support.tiny_models import BOS_ID, CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, make_model
 
 from gpu_worker.errors import ModelLoadError
@@ -47,18 +48,6 @@ def test_a_tokenizer_that_is_not_there_is_called_by_its_flag(single: Path, tmp_p
             kv_cache_dtype="float32",
             tokenizer=tmp_path / "none",
         )
-
-
-def edit_json(path: Path, **changes: Any) -> None:
-    value = json.loads(path.read_text())
-    value.update(changes)
-    path.write_text(json.dumps({name: entry for name, entry in value.items() if entry is not ...}))
-
-
-def edit_weights(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    weights = load_file(path / "model.safetensors")
-    change(weights)
-    save_file(weights, path / "model.safetensors")
 
 
 @pytest.fixture
@@ -161,7 +150,7 @@ def test_mod_05_damaged_shards_are_named(sharded: Path, damage: Callable[[Path],
 def test_mod_03_missing_strange_and_misshapen_tensors_are_named(
     single: Path, change: Callable[[dict[str, torch.Tensor]], Any], named: str
 ) -> None:
-    edit_weights(single, change)
+    edit_tensors(single, change)
     with pytest.raises(ModelLoadError, match=named):
         load(single)
 
@@ -175,14 +164,14 @@ def test_a_weight_that_is_no_number_is_told(single: Path, value: str, dtype: str
     def damage(weights: dict[str, torch.Tensor]) -> None:
         weights["model.layers.1.mlp.up_proj.weight"][5, 7] = float(value)
 
-    edit_weights(single, damage)
+    edit_tensors(single, damage)
     name = "model.layers.1.mlp.up_proj.weight"
     told = f"tensor '{name}' holds NaN or infinity in {dtype}: requests that meet it fail"
     assert load(single, getattr(torch, dtype))[1] == [told]
 
 
 def test_computed_frequencies_of_old_checkpoints_are_ignored(single: Path) -> None:
-    edit_weights(
+    edit_tensors(
         single, lambda weights: weights.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)})
     )
     assert load(single)[1] == []
@@ -194,7 +183,7 @@ def test_mod_03_a_tied_head_is_the_embedding_whatever_is_stored(tmp_path: Path, 
     if stored != "none":
         head = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"].clone()
         head += float(stored == "other")
-        edit_weights(tmp_path, lambda weights: weights.update({"lm_head.weight": head}))
+        edit_tensors(tmp_path, lambda weights: weights.update({"lm_head.weight": head}))
     model, warnings = load(tmp_path)
     assert bool(warnings) is warns
     assert model._head.weight.data_ptr() == model._embedding.data_ptr()
@@ -371,7 +360,7 @@ def test_the_digest_follows_content_not_place(
     for file in single.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     assert card(copy).digest == first.digest
-    edit_weights(copy, lambda weights: weights["model.norm.weight"].add_(1))
+    edit_tensors(copy, lambda weights: weights["model.norm.weight"].add_(1))
     assert card(copy).digest != first.digest
     edit_json(single / "config.json", rms_norm_eps=1e-3)
     assert card(single).digest != first.digest
