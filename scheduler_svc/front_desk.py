@@ -206,6 +206,7 @@ class FrontDesk:
         self._start(request, submission, now)
 
     def _refuse_duplicate(self, front_id: int, submission: Submission) -> None:
+        self._quotas.give_back(submission.tenant)
         message = "a live request has this request_id"
         self._refuse(front_id, submission.key, Code.ALREADY_EXISTS, "REQUEST_EXISTS", message, "request_id")
 
@@ -224,6 +225,7 @@ class FrontDesk:
             for output in request.outputs:
                 events += self._core.submit(_request_of(output, submission, now), now)
         except RequestRejected as error:
+            self._quotas.give_back(request.tenant)
             self._take_back(request, now)
             code, reason = REJECTIONS[error.code]
             self._refuse(front_id, front_key, code, reason, error.message, error.field, self._retry_ms(code, now))

@@ -43,6 +43,12 @@ class Quotas:
         bucket.level -= 1.0
         return 0.0
 
+    def give_back(self, tenant: str) -> None:
+        """A request that was taken did not begin."""
+        bucket = self._buckets.get(tenant)
+        if bucket is not None:
+            bucket.level = min(bucket.size, bucket.level + 1.0)
+
     def _forget_full(self, now: float) -> None:
         """Keeps the table small: those who have asked for nothing lately are let go."""
         if len(self._buckets) < _MOST_IDLE:

@@ -16,6 +16,18 @@ def test_a_burst_then_an_even_rate() -> None:
     assert rate.take("a", 60, 1.0) > 0.0
 
 
+def test_what_did_not_begin_is_given_back() -> None:
+    rate = Quotas()
+    assert [rate.take("a", 60, 0.0) for _ in range(10)] == [0.0] * 10
+    rate.give_back("a")
+    rate.give_back("b")
+    assert rate.take("a", 60, 0.0) == 0.0
+    assert rate.take("a", 60, 0.0) > 0.0
+    for _ in range(20):
+        rate.give_back("a")
+    assert sum(rate.take("a", 60, 0.0) == 0.0 for _ in range(20)) == 10
+
+
 def test_no_limit_counts_nothing() -> None:
     rate = Quotas()
     assert all(rate.take("a", 0, 0.0) == 0.0 for _ in range(1000))
