@@ -102,7 +102,7 @@ class DeviceRows:
 
         On a GPU they are queued to overwrite those of the step before, once it is done.
         """
-        layout = _layout_of(shape)
+        layout = layout_of(shape)
         if self._shared:
             memory = torch.empty(layout.num_bytes, dtype=torch.uint8)
             fill_columns(layout.on_host(memory.numpy()), self._rows, work, shape)
@@ -128,7 +128,7 @@ class DeviceRows:
     def keep(self, inputs: StepInputs) -> None:
         """Make a shape's inputs once and for all: a graph was captured for it."""
         self._kept[inputs.shape] = inputs
-        self._kept_columns[inputs.shape] = _layout_of(inputs.shape).on_host(self._image)
+        self._kept_columns[inputs.shape] = layout_of(inputs.shape).on_host(self._image)
 
     def _fill_image(self, work: StepWork, shape: StepShape, layout: "_Layout") -> None:
         """The step's columns in plain memory, where those of the step before are, so that a step that continues it only
@@ -157,7 +157,7 @@ class DeviceRows:
 
 def exact_shape(rows: RequestRows, work: StepWork) -> StepShape:
     """The shape of a step that ``advance`` has accounted for, without padding."""
-    one_token = int((work.chunk_tokens == 1).sum())
+    one_token = int(np.count_nonzero(work.chunk_tokens == 1))
     kv_lens = rows.num_computed[np.concatenate((work.decode_rows, work.chunk_rows))]
     sampled = work.sampled_rows
     return StepShape(
@@ -185,7 +185,7 @@ class _Layout:
         return {name: memory[start:end].view(dtype) for name, (start, end, dtype) in self.spans.items()}
 
 
-def _layout_of(shape: StepShape) -> _Layout:
+def layout_of(shape: StepShape) -> _Layout:
     return _layout(shape.num_tokens, shape.num_sequences, shape.num_sampling, shape.num_shared_tiles)
 
 
@@ -271,7 +271,7 @@ def fill_columns(columns: Columns, rows: RequestRows, work: StepWork, shape: Ste
     sequence_rows = np.concatenate((work.decode_rows, work.chunk_rows[order]))
     query_lens = np.ones(len(sequence_rows), dtype=np.int32)
     query_lens[num_decoding:] = work.chunk_tokens[order]
-    num_decodes = num_decoding + int((work.chunk_tokens == 1).sum())
+    num_decodes = num_decoding + int(np.count_nonzero(work.chunk_tokens == 1))
     kv_lens = rows.num_computed[sequence_rows]
     positions, slots = _positions_and_slots(rows, sequence_rows, query_lens, kv_lens)
     gap = (num_decodes, shape.num_decodes)
@@ -350,8 +350,10 @@ def _positions_and_slots(
 
 def _slots(rows: RequestRows, owners: RowIds, positions: Int32s) -> Int64s:
     """Where each row's token at that position lies."""
-    columns, offsets = np.divmod(positions.astype(np.intp), rows.limits.page_size)
-    slots: Int64s = rows.page_tables[owners, columns] * np.int64(rows.limits.page_size) + offsets
+    page_size = rows.limits.page_size
+    columns = (positions // page_size).astype(np.intp)
+    # A page's first slot, and behind it what of the position lies behind the page's first one.
+    slots: Int64s = (rows.page_tables[owners, columns] - columns) * page_size + positions
     return slots
 
 

@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from gpu_worker.batch_plan import Int32s
 from gpu_worker.request_rows import RowLimits, StepWork
 from gpu_worker.shared_groups import max_tiles
@@ -102,7 +104,7 @@ class GraphShapes:
         """
         if not len(work.chunk_rows):
             return self._decode_shape(len(work.decode_rows), shares=work.shared is not None, uneven=uneven)
-        one_token = int((work.chunk_tokens == 1).sum())
+        one_token = int(np.count_nonzero(work.chunk_tokens == 1))
         num_decodes = len(work.decode_rows) + one_token
         num_chunks = len(work.chunk_rows) - one_token
         num_chunk_tokens = int(work.chunk_tokens.sum()) - one_token

@@ -119,7 +119,7 @@ def check_ids(field: str, token_ids: Any, vocab_size: int, bad: Violations) -> N
 
 def _check_request_id(request_id: str, bad: Violations) -> None:
     bad.unless(
-        len(request_id) <= MAX_ID_BYTES and all(" " <= char <= "~" for char in request_id),
+        len(request_id) <= MAX_ID_BYTES and request_id.isascii() and request_id.isprintable(),
         "request_id",
         f"must be printable ASCII of at most {MAX_ID_BYTES} bytes",
     )

@@ -13,7 +13,7 @@ from support.plan_driver import Generation, PlanMaker
 
 from gpu_worker.batch_plan import BatchPlan, NewRows, int32s
 from gpu_worker.errors import PlanRefusedError
-from gpu_worker.model_inputs import DeviceRows, _layout_of, exact_shape, fill_columns, move_columns
+from gpu_worker.model_inputs import DeviceRows, exact_shape, fill_columns, layout_of, move_columns
 from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
 from gpu_worker.step_shape import GraphShapes, StepShape
 
@@ -299,7 +299,7 @@ def check_moved_columns(
     """The columns of the step before, moved on, are those of a step that continues it."""
     if shape is None:
         return None
-    columns = _layout_of(shape).on_host(np.full(_layout_of(shape).num_bytes, 77, dtype=np.uint8))
+    columns = layout_of(shape).on_host(np.full(layout_of(shape).num_bytes, 77, dtype=np.uint8))
     fill_columns(columns, rows, work, shape)
     if work.continues and before is not None:
         move_columns(before, rows, work.decode_rows)
