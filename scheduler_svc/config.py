@@ -247,14 +247,16 @@ def _read_file(path: Path) -> dict[str, Any]:
     return {name: value for name, value in named.items() if name in SchedulerConfig.model_fields and value is not None}
 
 
-class _OneLineParser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
+    """A wrong argument is a ConfigError of one line."""
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (--help lists the flags)")
 
 
 def _parser() -> argparse.ArgumentParser:
     """Knows names only: values are judged together with those of the other sources."""
-    parser = _OneLineParser(prog="python -m scheduler_svc", allow_abbrev=False)
+    parser = OneLineParser(prog="python -m scheduler_svc", allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings by the names of these flags")
     for name, field in SchedulerConfig.model_fields.items():
         help_text = f"{field.description} (default: {field.default})".replace("%", "%%")

@@ -4,15 +4,15 @@ With limits that differ from the recorded ones it tells what would have been (wh
 lengths, steps as long as the recorded ones say.
 """
 
-import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scheduler_svc import trace_format
+from scheduler_svc.config import ConfigError, OneLineParser
 from scheduler_svc.core.errors import CoreError
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import CoreConfig, EndReason
@@ -20,7 +20,8 @@ from scheduler_svc.trace_format import TraceError
 from scheduler_svc.what_if import History, compare
 
 _HAS_ENDS = f'"{trace_format.ENDS}":['
-_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "max_steps_in_flight")
+_LIMITS = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "long_prefill_token_threshold": 0, "max_steps_in_flight": 1}
+"""What may differ from the recorded run, and the least of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,19 +125,38 @@ def _read_lines(path: Path, holding: str = "") -> Iterator[Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """0: every answer was the recorded one (or there were other limits); 1: not; 2: no trace."""
-    parser = argparse.ArgumentParser(prog="pagewire replay", description="Replay a trace of the scheduler's core.")
+    parser = OneLineParser(
+        prog="pagewire replay", allow_abbrev=False, description="Replay a trace of the scheduler's core."
+    )
     parser.add_argument("file", type=Path)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     for name in _LIMITS:
-        parser.add_argument("--" + name.replace("_", "-"), type=int, help="what if it had been so")
-    options = parser.parse_args(arguments)
-    changes = {name: getattr(options, name) for name in _LIMITS if getattr(options, name) is not None}
+        parser.add_argument("--" + name.replace("_", "-"), metavar="N", help="what if it had been so")
+    try:
+        options = parser.parse_args(arguments)
+        changes = _changes({name: getattr(options, name) for name in _LIMITS})
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     try:
         return _run(options.file, changes, options.json)
     except (TraceError, OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         print(f"error: {options.file}: {reason}", file=sys.stderr)
         return 2
+
+
+def _changes(given: Mapping[str, str | None]) -> dict[str, int]:
+    """The limits that were given. Raises: ConfigError."""
+    changes = {}
+    for name, text in given.items():
+        if text is None:
+            continue
+        if not (text.isascii() and text.isdigit() and _LIMITS[name] <= int(text) < 2**31):
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} {text}: must be an integer from {_LIMITS[name]} to {2**31 - 1}")
+        changes[name] = int(text)
+    return changes
 
 
 def _run(path: Path, changes: dict[str, int], as_json: bool) -> int:

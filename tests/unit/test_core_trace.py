@@ -120,6 +120,24 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == f"error: {tmp_path}/trace: No such file or directory\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-num-seqs", "x"], "--max-num-seqs x: must be an integer from 1 to 2147483647"),
+        (["--max-steps-in-flight", "0"], "--max-steps-in-flight 0: must be an integer from 1 to 2147483647"),
+        (["--long-prefill-token-threshold=-1"], "--long-prefill-token-threshold -1: must be an integer from 0 to "),
+        (["--max-num-seq", "1"], "unrecognized arguments: --max-num-seq"),
+    ],
+)
+def test_a_wrong_limit_is_one_line_that_names_the_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    traced(tmp_path / "trace")
+    assert replay.main([str(tmp_path / "trace"), *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+
+
 def test_refusals_and_results_of_nobody_are_replayed(tmp_path: Path) -> None:
     file = TraceFile(tmp_path / "trace")
     bench = CoreBench(config(max_queued_requests=1), make=partial(TracedCore, write=file.write))

@@ -5,7 +5,6 @@ pagewire --tls-ca ca.pem --token-file token generate "..." --target server:50051
 
 from __future__ import annotations
 
-import os
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +85,6 @@ def read_access(
 
 def open_client(target: str, *, is_internal: bool = False) -> AdminClient:
     """A client that shows what the command line said. The internal port of this machine speaks no TLS."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is told once, in our words
     access = ACCESS.get()
     tls = None if is_internal and _is_loopback(target) else access.tls
     return AdminClient(target, tls=tls, token=access.token, metadata=_metadata(access))
@@ -94,7 +92,6 @@ def open_client(target: str, *, is_internal: bool = False) -> AdminClient:
 
 def open_async_client(target: str) -> AsyncClient:
     """The same for the running event loop."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     access = ACCESS.get()
     return AsyncClient(target, tls=access.tls, token=access.token, metadata=_metadata(access))
 

@@ -42,6 +42,8 @@ def _advice(error: ServerError) -> str:
     if isinstance(error, UnavailableError):
         if "WRONG_VERSION_NUMBER" in error.message:
             return "what answers there speaks no TLS"
+        if "Socket closed" in error.message:
+            return "what answers there may want TLS: pagewire --tls-ca FILE COMMAND ..."
         return "is a server running there? `pagewire serve` starts one"
     return ""
 

@@ -54,7 +54,7 @@ def inspect(
     if json:
         print_json(model)
         return
-    table = Table(box=box.SIMPLE, show_header=False)
+    table = Table("", Column(overflow="fold"), box=box.SIMPLE, show_header=False)
     for field, value in plain(model).items():
         shown = ", ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else value
         table.add_row(field.replace("_", " "), printable(shown) or "none")
