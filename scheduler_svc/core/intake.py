@@ -3,8 +3,7 @@ would, by the rates measured, not begin to answer before its deadline.
 
 A queue is full for a tenant when the limit is reached and of what waits as much as is the tenant's share, by weight
 among those that wait, is its own. So one tenant cannot fill the queue for the others; all together stay below twice the
-limit. Of several outputs with one prompt the first alone is asked: they are taken or refused together, and more of them
-than the limit are taken when nobody waits.
+limit. Who comes when nobody waits is taken, however long its prompt and however many its outputs.
 """
 
 from scheduler_svc.core.accounts import Account, Accounts
@@ -39,10 +38,13 @@ def check_hashes(num_hashes: int, num_prompt: int, page_size: int) -> None:
         raise RequestRejected(RejectCode.INVALID, "page_hashes", message)
 
 
-def check_queue(num_tokens: int, account: Account, accounts: Accounts, config: CoreConfig) -> None:
-    """Raises: RequestRejected: the queue is full for a request of so many tokens."""
+def check_queue(num_tokens: int, num_siblings: int, account: Account, accounts: Accounts, config: CoreConfig) -> None:
+    """``num_siblings``: outputs of the same prompt, taken just before.
+
+    Raises: RequestRejected: the queue is full for a request of so many tokens.
+    """
     limit, token_limit = config.max_queued_requests, config.max_queued_tokens
-    if not accounts.num_waiting:
+    if accounts.num_waiting <= num_siblings:
         return
     share = accounts.share_of(account)
     if limit and accounts.num_waiting >= limit and account.num_waiting >= limit * share:

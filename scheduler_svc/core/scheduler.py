@@ -88,8 +88,9 @@ class Scheduler:
             raise RequestRejected(RejectCode.DUPLICATE, "key", f"a request with key {request.key} is live")
         check_request(request, self._placement)
         account = self._accounts.of(request.tenant)
-        if request.fork_of is None:
-            check_queue(len(request.prompt), account, self._accounts, self._config)
+        first = None if request.fork_of is None else self._registry.get(request.fork_of)
+        num_siblings = 0 if first is None else len(first.family or (first,))
+        check_queue(len(request.prompt), num_siblings, account, self._accounts, self._config)
         self._num_arrived += 1
         num_waiting = self.num_waiting
         taken = self._read(request, account, now)

@@ -44,7 +44,7 @@ def test_waiting_tokens_are_limited_but_a_long_prompt_may_wait_alone() -> None:
     """)
 
 
-def test_outputs_of_a_request_are_taken_or_refused_together() -> None:
+def test_who_comes_when_nobody_waits_is_taken_however_many_its_outputs() -> None:
     check_transcript("""
     core queue=2 queued_tokens=20
     worker w pages=32 size=4
@@ -52,10 +52,16 @@ def test_outputs_of_a_request_are_taken_or_refused_together() -> None:
     submit b 1..15 max=9 fork=a
     submit c 1..15 max=9 fork=a
     submit d 1 max=9
-    counts
     ----
     RequestRejected: 3 requests are waiting already
-    running 0, waiting 3, preemptions 0, computed_tokens 0, output_tokens 0, cached_tokens 0, wasted_tokens 0
+
+    core queue=2 queued_tokens=20
+    worker w pages=32 size=4
+    submit a 1 max=9
+    submit b 2 max=9
+    submit c 2 max=9 fork=b
+    ----
+    RequestRejected: 2 requests are waiting already
     """)
 
 
