@@ -191,6 +191,8 @@ def test_page_boundaries(tiny: TinyModel, page_size: int) -> None:
         {"num_attention_heads": 10, "num_key_value_heads": 2, "hidden_size": 80, "head_dim": 24},
         {"hidden_size": 96, "num_attention_heads": 4, "head_dim": 64, "num_key_value_heads": 1},
         {"hidden_size": 160, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 80},
+        {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 192},
+        {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 256},
         {"tie_word_embeddings": True},
         {"attention_bias": True, "mlp_bias": True},
         {"rope_parameters": LLAMA3_ROPE, "head_dim": 32},

@@ -149,7 +149,9 @@ def test_mod_01_02_06_what_is_not_supported_is_refused_by_name(changes: dict[str
 
 
 def test_mod_06_a_window_that_is_switched_off_is_none() -> None:
-    assert from_hf_config(config(sliding_window=32, use_sliding_window=False)).num_layers == 2
+    for family in ("Llama", "Qwen2", "Qwen3"):
+        switched_off = config(architectures=[f"{family}ForCausalLM"], sliding_window=32, use_sliding_window=False)
+        assert from_hf_config(switched_off).num_layers == 2
 
 
 def test_mod_06_a_window_that_no_position_lies_outside_of_is_none() -> None:
