@@ -111,7 +111,9 @@ class SchedulerConfig(BaseSettings):
     def _endpoint(cls, value: str) -> str:
         port = value.rpartition(":")[2]
         is_tcp = value.startswith("tcp://") and port.isascii() and port.isdigit() and 0 < int(port) < 65536
-        if value and not is_tcp and not value.startswith("ipc://"):
+        path = value.removeprefix("ipc://")
+        is_ipc = path != value and path[:1] not in ("", "@")  # everybody may connect to an abstract socket
+        if value and not is_tcp and not is_ipc:
             raise ValueError("must be ipc://PATH or tcp://ADDRESS:PORT")
         return value
 

@@ -256,7 +256,11 @@ def _check_port(host: str, port: int) -> None:
 
     Raises: OSError.
     """
-    for family, kind, protocol, _, address in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM):
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise OSError(f"--host {host}: {error.strerror}") from None
+    for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -50,6 +50,7 @@ def listen(
 
     Raises: PortInUseError.
     """
+    host = host.strip("[]")
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         _probe(host, port, reuse_port)
@@ -57,9 +58,11 @@ def listen(
             bound = int(server.add_insecure_port(address))
         else:
             bound = int(server.add_secure_port(address, credentials))
-    except (OSError, RuntimeError):
+    except OSError as error:
+        raise PortInUseError(f"cannot listen on {address}: {error.strerror}") from None
+    except RuntimeError:
         bound = 0
-    if not bound:
+    if not bound:  # somebody was quicker
         raise PortInUseError(f"cannot listen on {address}; is the port in use?")
     return bound
 

@@ -87,6 +87,8 @@ def test_a_port_set_by_kubernetes_is_ignored(monkeypatch: pytest.MonkeyPatch) ->
         (["--auth-jwt-issuer", "us"], ["--auth-jwks-file"]),
         (["--worker-endpoint", "tcp://*:5571"], ["--worker-endpoint", "tcp://*:5571"]),
         (["--worker-endpoint", "udp://127.0.0.1:5"], ["--worker-endpoint", "ipc://"]),
+        (["--worker-endpoint", "ipc://"], ["--worker-endpoint", "ipc://PATH"]),
+        (["--worker-endpoint", "ipc://@open"], ["--worker-endpoint", "ipc://PATH"]),
         (["--internal-port", "50051"], ["--internal-port", "--port"]),
         (["--worker-timeout-seconds", "-1"], ["--worker-timeout-seconds", "-1"]),
         (["--prot", "1"], ["--prot"]),
