@@ -12,6 +12,7 @@ from scheduler_svc.front.errors import InvalidRequestError
 from scheduler_svc.front.grammar_pool import GrammarRefusedError
 from scheduler_svc.front.served_model import ServedModel
 from scheduler_svc.front.structured_output import form_of
+from scheduler_svc.front.waiting import within
 
 
 class FormReader:
@@ -34,7 +35,7 @@ class FormReader:
         loop = asyncio.get_running_loop()
         left = None if deadline is None else deadline - EARLY_SECONDS - loop.time()
         try:
-            return await asyncio.wait_for(loop.run_in_executor(self._executor, model.grammars.make, *form), left)
+            return await within(left, loop.run_in_executor(self._executor, model.grammars.make, *form))
         except GrammarRefusedError as error:
             raise InvalidRequestError.at(f"structured.{structured.WhichOneof('constraint')}", str(error)) from None
         except asyncio.TimeoutError:

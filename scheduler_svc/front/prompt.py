@@ -17,6 +17,7 @@ from scheduler_svc.front.endings import DEFAULT_RETRY_MS, EARLY_SECONDS, deadlin
 from scheduler_svc.front.errors import ExhaustedError, InvalidRequestError, Reason
 from scheduler_svc.front.sent_ids import kept_ids, num_kept_ids
 from scheduler_svc.front.served_model import ServedModel
+from scheduler_svc.front.waiting import within
 
 INLINE_BYTES = 2048
 """Shorter prompts are tokenized on the loop: that costs less than handing them to a thread."""
@@ -54,7 +55,7 @@ class PromptReader:
         self._num_waiting_bytes += size
         loop = asyncio.get_running_loop()
         try:
-            return await asyncio.wait_for(loop.run_in_executor(executor, prompt_token_ids, request, model), left)
+            return await within(left, loop.run_in_executor(executor, prompt_token_ids, request, model))
         except asyncio.TimeoutError:
             raise deadline_error("tokenize") from None
         finally:

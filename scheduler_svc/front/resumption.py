@@ -17,6 +17,7 @@ from scheduler_svc.front.preparation import resumed
 from scheduler_svc.front.scheduler_link import SchedulerLink
 from scheduler_svc.front.service_state import ServiceState
 from scheduler_svc.front.validation import check_resume
+from scheduler_svc.front.waiting import within
 
 
 class Resumption:
@@ -70,7 +71,7 @@ class Resumption:
         """
         left = None if deadline is None else deadline - asyncio.get_running_loop().time()
         try:
-            submit = await asyncio.wait_for(self._submit, left)
+            submit = await within(left, self._submit)
             prepared = resumed(submit, state.require_model())
             live = LiveRequest(prepared, self._link, deadline=deadline, key=self._key)
         except BaseException as error:

@@ -209,7 +209,7 @@ async def test_an_asynchronous_stream_continues_too(stack: ScriptedStack, worker
 
 
 def test_the_same_id_and_content_is_the_same_request(stack: ScriptedStack) -> None:
-    with stack.worker(step_seconds=0.01) as worker:
+    with stack.worker(step_seconds=0.03) as worker:  # each that is refused waits 0.25 s before
         options: dict[str, Any] = {"request_id": "twice", "token_ids": True, "max_tokens": 60, "seed": None}
         first = stack.client.stream([8, 8], resume_grace_ms=GRACE_MS, **options)
         begun = first_ids(first, 5)
