@@ -198,13 +198,13 @@ class Output:
         if self._matcher is None:
             return self._detokenizer.feed(with_text)
         detokenizer, matcher = self._detokenizer.copy(), self._matcher.copy()
-        text, match = self._matcher.feed(
+        text, stop = self._matcher.feed(
             self._detokenizer.feed(with_text),
             include_stop=self._include_stop,
             may_match=self._num_decoded >= self._min_tokens,
         )
-        if match is not None:
-            self.stop_string = match.stop
+        if stop is not None:
+            self.stop_string = stop
             self.num_to_stop = self._num_decoded + _completing_token(detokenizer, matcher, with_text)
         return text
 

@@ -11,17 +11,6 @@ The matcher is an Aho-Corasick automaton: its state is the longest suffix of the
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A stop string was found."""
-
-    stop: str
-    """Which."""
-    num_chars: int
-    """Characters of the whole text up to and with its last one."""
 
 
 class StopStrings:
@@ -84,22 +73,21 @@ class StopStrings:
 class StopMatcher:
     """Where one output stands in its search."""
 
-    __slots__ = ("_held", "_num_chars", "_state", "_stops")
+    __slots__ = ("_held", "_state", "_stops")
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
         self._state = 0
         self._held = ""
-        self._num_chars = 0
 
     def copy(self) -> "StopMatcher":
         """An independent matcher at the same place. Cost: O(1)."""
         twin = StopMatcher(self._stops)
-        twin._state, twin._held, twin._num_chars = self._state, self._held, self._num_chars
+        twin._state, twin._held = self._state, self._held
         return twin
 
-    def feed(self, text: str, *, include_stop: bool, may_match: bool = True) -> tuple[str, Match | None]:
-        """Takes more text; returns what may be sent now, and the match that ends the output.
+    def feed(self, text: str, *, include_stop: bool, may_match: bool = True) -> tuple[str, str | None]:
+        """Takes more text; returns what may be sent now, and the stop string that ends the output.
 
         Without `may_match` a stop string that this text completes is text like any other.
         """
@@ -113,18 +101,17 @@ class StopMatcher:
             position += 1
             stop = stops.found[state]
             if stop is not None and may_match:
-                return self._matched(text[:position], stop, include_stop)
+                return self._ended(text[:position], stop, include_stop), stop
         self._state = state
-        self._num_chars += end
         window = self._held + text
         keep = len(window) - stops.depth[state]
         self._held = window[keep:]
         return window[:keep], None
 
-    def _matched(self, text: str, stop: str, include_stop: bool) -> tuple[str, Match]:
-        window = self._held + text
-        self._held = ""
-        return window if include_stop else window[: len(window) - len(stop)], Match(stop, self._num_chars + len(text))
+    def _ended(self, text: str, stop: str, include_stop: bool) -> str:
+        """The last text, which ends in the stop string."""
+        window, self._held = self._held + text, ""
+        return window if include_stop else window[: len(window) - len(stop)]
 
     def flush(self) -> str:
         """The text held back, once it is sure that nothing follows."""

@@ -66,8 +66,6 @@ class Chunk:
     """One sequence with several queries."""
 
     first_token: int
-    query_len: int
-    kv_len: int
     num_pages: int
     gather_rows: torch.Tensor
     tiles: tuple[tuple[int, int, torch.Tensor], ...]
@@ -246,4 +244,4 @@ class StepPlan:
             hidden = torch.arange(seen) > positions[:, None]
             mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
             tiles.append((first, last, mask))
-        return Chunk(first_token, query_len, kv_len, num_pages, self._gather_rows(page_ids), tuple(tiles))
+        return Chunk(first_token, num_pages, self._gather_rows(page_ids), tuple(tiles))
