@@ -79,7 +79,6 @@ class Residence:
         "due_step",
         "has_prompt",
         "lane",
-        "last_position",
         "last_step",
         "most_computed",
         "num_computed",
@@ -90,7 +89,7 @@ class Residence:
     )
 
     def __init__(
-        self, request: "Request", row: Row, pages: list[PageId], num_computed: int, last_position: int
+        self, request: "Request", row: Row, pages: list[PageId], num_computed: int, most_computed: int
     ) -> None:
         self.request = request
         self.row = row
@@ -100,10 +99,8 @@ class Residence:
         """Tokens computed when all planned steps are done; not kept up to date while there is a lane."""
         self.num_known = request.num_tokens
         """Tokens the worker was given with the row."""
-        self.last_position = last_position
-        """The last output position it may have here."""
-        self.most_computed = request.num_prompt + last_position
-        """Tokens it ever needs to compute: all but the last."""
+        self.most_computed = most_computed
+        """Tokens it ever needs to compute here: all but the last."""
         self.last_step = StepId(0)
         """Last step the row takes part in; not kept up to date while there is a lane."""
         self.lane: Lane | None = None

@@ -135,8 +135,8 @@ class Worker:
     def seat(self, request: Request, pages: list[PageId], num_computed: int) -> Residence:
         """Gives a request a row, and the pages it begins with, which hold its first ``num_computed`` tokens."""
         self.pool.share(pages)
-        last_position = self._last_position(request)
-        residence = Residence(request, heappop(self.free_rows), pages, num_computed, last_position)
+        most_computed = min(request.num_prompt + request.new.max_tokens, self.capacity) - 1
+        residence = Residence(request, heappop(self.free_rows), pages, num_computed, most_computed)
         request.residence, request.row = residence, residence.row
         self.rows[residence.row] = residence
         self.priorities[request.priority] = self.priorities.get(request.priority, 0) + 1
@@ -267,10 +267,6 @@ class Worker:
         if self.in_flight:
             self.in_flight[-1].closing.append(residence.lane)
             residence.request.num_closing += 1
-
-    def _last_position(self, request: Request) -> int:
-        """The last output position that a request may have here, by its own limit or the worker's."""
-        return min(request.new.max_tokens, self.capacity - request.num_prompt) - 1
 
     def _record(self, step_id: StepId) -> StepRecord | None:
         """The record of a step, if it is in flight."""

@@ -50,7 +50,6 @@ class RawFront:
         self.refusal = ""
         self.requests: dict[int, Told] = {}
         self.replies: dict[int, Any] = {}
-        self.num_frames = 0
         self._next_key = 0
         self._next_query = 0
         self._next_beat = 0.0
@@ -146,7 +145,6 @@ class RawFront:
     # Reading.
 
     def _read(self, frame: Any) -> None:
-        self.num_frames += 1
         if frame.HasField("refusal"):
             self.refusal = frame.refusal
             return
