@@ -4,15 +4,15 @@ With limits that differ from the recorded ones it tells what would have been (wh
 lengths, steps as long as the recorded ones say.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from scheduler_svc import trace_format
-from scheduler_svc.config import ConfigError, OneLineParser
 from scheduler_svc.core.errors import CoreError
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import CoreConfig, EndReason
@@ -22,6 +22,17 @@ from scheduler_svc.what_if import History, compare
 _HAS_ENDS = f'"{trace_format.ENDS}":['
 _LIMITS = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "long_prefill_token_threshold": 0, "max_steps_in_flight": 1}
 """What may differ from the recorded run, and the least of each."""
+
+
+class _UsageError(Exception):
+    """What the caller wrote is wrong; the message is one line."""
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    """Needs no package, as nothing here does: a trace is replayed anywhere."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _UsageError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +136,7 @@ def _read_lines(path: Path, holding: str = "") -> Iterator[Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """0: every answer was the recorded one (or there were other limits); 1: not; 2: no trace."""
-    parser = OneLineParser(
+    parser = _OneLineParser(
         prog="pagewire replay", allow_abbrev=False, description="Replay a trace of the scheduler's core."
     )
     parser.add_argument("file", type=Path)
@@ -135,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         options = parser.parse_args(arguments)
         changes = _changes({name: getattr(options, name) for name in _LIMITS})
-    except ConfigError as error:
+    except _UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
@@ -147,14 +158,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _changes(given: Mapping[str, str | None]) -> dict[str, int]:
-    """The limits that were given. Raises: ConfigError."""
+    """The limits that were given. Raises: _UsageError."""
     changes = {}
     for name, text in given.items():
         if text is None:
             continue
         if not (text.isascii() and text.isdigit() and _LIMITS[name] <= int(text) < 2**31):
             flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} {text}: must be an integer from {_LIMITS[name]} to {2**31 - 1}")
+            raise _UsageError(f"{flag} {text}: must be an integer from {_LIMITS[name]} to {2**31 - 1}")
         changes[name] = int(text)
     return changes
 

@@ -28,6 +28,7 @@ from .client import Client
 from .config import visible_gpus
 from .errors import ServerError, StackError
 from .hung_workers import HungWorkers, joined_pids
+from .installed import check_installed
 from .restarts import Restarts
 from .results import HealthStatus
 
@@ -288,7 +289,11 @@ def private_stack(
     on_line: Callable[[str, str], None] | None = None,
     on_event: Callable[[str], None] | None = None,
 ) -> LocalStack:
-    """A stack for this process alone: free loopback ports, a private directory. Not started yet."""
+    """A stack for this process alone: free loopback ports, a private directory. Not started yet.
+
+    Raises: StackError if the services are not installed.
+    """
+    check_installed("scheduler", "worker")
     directory = Path(tempfile.mkdtemp(prefix="pagewire-"))
     port, internal_port, metrics_port = free_ports(3)
     endpoint = f"ipc://{directory}/worker.sock"

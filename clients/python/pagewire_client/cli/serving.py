@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ..client import Client
 from ..errors import ServerError, StackError
+from ..installed import check_installed
 from ..results import Model
 from ..stack import LocalStack, scheduler_command, worker_commands
 from .failures import EXIT_USAGE, UsageError
@@ -30,6 +31,7 @@ def scheduler(context: typer.Context) -> None:
     """Start a scheduler with its fronts; it takes the place of this process."""
     parsed = parse(context.args, flags_of(Role.SCHEDULER), takes_model=False)
     settings_file(parsed)
+    check_installed("scheduler")
     _become(["-m", "scheduler_svc", *parsed.words_for(Role.SCHEDULER)])
 
 
@@ -37,6 +39,7 @@ def worker(context: typer.Context) -> None:
     """Start a worker: [MODEL] --scheduler ENDPOINT; it takes the place of this process."""
     parsed = parse(context.args, flags_of(Role.WORKER), takes_model=True)
     settings_file(parsed)
+    check_installed("worker")
     _become(["-m", "gpu_worker", local_model(parsed.model), *parsed.words_for(Role.WORKER)])
 
 
@@ -47,6 +50,7 @@ def replay(context: typer.Context) -> None:
 
 def quantize(context: typer.Context) -> None:
     """Write a quantised copy: MODEL --method awq|gptq --calibration FILE --out DIR; takes this process's place."""
+    check_installed("worker")
     words = list(context.args)
     if words and not words[0].startswith("-"):
         words[0] = local_model(words[0])
@@ -55,6 +59,7 @@ def quantize(context: typer.Context) -> None:
 
 def keys(context: typer.Context) -> None:
     """Make the keys of encrypted links to workers: DIR [WORKER]; it takes the place of this process."""
+    check_installed("scheduler")
     _become(["-m", "scheduler_svc.curve_keys", *context.args])
 
 
@@ -62,6 +67,7 @@ def serve(context: typer.Context) -> None:
     """Start scheduler and worker(s) on this machine: [MODEL] [FLAGS]. Ctrl-C drains."""
     parsed = parse(context.args, flags_of(*Role), takes_model=True)
     settings = serve_settings(parsed)
+    check_installed("scheduler", "worker")
     check_port(settings.host, settings.port, "port")
     if settings.internal_port:
         check_port("127.0.0.1", settings.internal_port, "internal-port")
