@@ -28,8 +28,8 @@ from pagewire_client.options import text_request
 from benchmarks.gpu_shapes import write_model
 from gpu_worker import codec as worker_codec
 from gpu_worker.batch_plan import StepResult as WorkerResult
-from gpu_worker.model_inputs import fill_columns, layout_of
 from gpu_worker.request_rows import RequestRows, RowLimits
+from gpu_worker.step_columns import fill_columns, layout_of
 from gpu_worker.step_shape import GraphShapes
 from scheduler_svc import codec
 from scheduler_svc.core.scheduler import Scheduler

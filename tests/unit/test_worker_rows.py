@@ -13,8 +13,9 @@ from support.plan_driver import Generation, PlanMaker
 
 from gpu_worker.batch_plan import BatchPlan, NewRows, int32s
 from gpu_worker.errors import PlanRefusedError
-from gpu_worker.model_inputs import DeviceRows, exact_shape, fill_columns, layout_of, move_columns
+from gpu_worker.model_inputs import DeviceRows, exact_shape
 from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
+from gpu_worker.step_columns import fill_columns, layout_of, move_columns
 from gpu_worker.step_shape import GraphShapes, StepShape
 
 LIMITS = RowLimits(
