@@ -132,8 +132,9 @@ class LiveRequest:
         return self._outputs[index].adder(self._hear) if index < len(self._outputs) else _drop
 
     def slot(self, index: int) -> "array[int] | None":
-        """Where the tokens of one output wait."""
-        return self._outputs[index].slot if index < len(self._outputs) else None
+        """Where the tokens of one output wait; none with stop strings, for which each is looked at as it comes."""
+        has_slot = index < len(self._outputs) and self._prepared.stops is None
+        return self._outputs[index].slot if has_slot else None
 
     def _hear(self, output: Output) -> None:
         """An output has tokens that nobody has taken."""
@@ -143,7 +144,7 @@ class LiveRequest:
                 self._prepared.span.first_token()
         if self.reader.is_blocked or self.is_quiet:
             # With stop strings generation should stop, however long its reader takes.
-            if self._prepared.stops is not None and output.num_unread > 1:
+            if self._prepared.stops is not None:
                 self._scan(output)
             if self.reader.is_blocked and sum(each.pending_bytes for each in self._outputs) > MAX_PENDING_BYTES:
                 self.fail(slow_reader_error())

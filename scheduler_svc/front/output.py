@@ -99,11 +99,6 @@ class Output:
         return (len(self.slot) + len(self._ready_ids)) * 4 + ready + self._logprobs.num_bytes
 
     @property
-    def num_unread(self) -> int:
-        """Tokens that were not decoded yet."""
-        return len(self.slot)
-
-    @property
     def num_decoded(self) -> int:
         """Tokens decoded, of which a `take` leaves none."""
         return self._num_decoded

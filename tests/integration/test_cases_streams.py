@@ -177,16 +177,22 @@ def test_pre_02_nothing_is_streamed_twice_or_lost(stack: ScriptedStack) -> None:
     assert (answer.outputs[0].stop_reason, answer.usage.output_tokens) == (stop, 83)
 
 
-def test_stp_01_a_stop_text_inside_a_token_ends_the_generation(stack: ScriptedStack) -> None:
-    """At most the steps that were in flight come after the token, and nobody pays for them."""
-    stack.outputs[14, 1] = [260, 261, 262, 263, 257]
+@pytest.mark.parametrize("max_delay_ms", [None, 10_000])
+@pytest.mark.parametrize("place", [0, 3])
+def test_stp_01_a_stop_text_inside_a_token_ends_the_generation(
+    stack: ScriptedStack, place: int, max_delay_ms: int | None
+) -> None:
+    """At most the steps that were in flight come after the token, and nobody pays for them; so it is also while text is
+    held back."""
+    stack.outputs[14, place] = [A] * place + [260] + [A] * 40
     with stack.worker(step_seconds=0.05) as worker:
-        answer = stack.client.generate([14, 1], stop=["KL"], max_tokens=10, token_ids=True)
+        options: dict[str, Any] = {"stop": ["KL"], "max_tokens": 40, "token_ids": True, "max_delay_ms": max_delay_ms}
+        answer = stack.client.stream([14, place], **options).join()
         stack.wait_idle()
-        num_steps = sum(any(each.prompt == (14, 1) for each in plan.sampled) for plan in worker.plans)
-    assert (answer.text, answer.outputs[0].stop_reason) == ("", "KL")
-    assert answer.outputs[0].token_ids == (260,)
-    assert num_steps <= 3
+        num_steps = sum(any(each.prompt == (14, place) for each in plan.sampled) for plan in worker.plans)
+    assert (answer.text, answer.outputs[0].stop_reason) == ("A" * place, "KL")
+    assert answer.outputs[0].token_ids == (*[A] * place, 260)
+    assert num_steps <= place + 3
 
 
 NEWLINE, SECOND_EOS = 10, 259

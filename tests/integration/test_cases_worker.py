@@ -183,7 +183,7 @@ def test_smp_01_tiny_temperatures_are_greedy(tiny: TinyModel, dtype: str) -> Non
     beside = CoreRunner(runner, enable_prefix_caching=False)
     beside.submit(neighbour, 20, temperature=1.0, seed=3)
     undisturbed = beside.run().outputs[0]
-    temperatures = (0.0, 1e-38, 1e-10, 1e-5, 1e-4)
+    temperatures = (0.0, -0.0, 1e-45, 1e-38, 1e-10, 1e-5, 1e-4)
     bench = CoreRunner(runner, enable_prefix_caching=False)
     bench.submit(neighbour, 20, temperature=1.0, seed=3)
     for number, temperature in enumerate((*temperatures, 1e-2, 3e38)):
