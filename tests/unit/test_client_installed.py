@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 from pagewire_client import StackError, installed
 from pagewire_client.cli.failures import exit_code
-from pagewire_client.stack import private_stack, scheduler_command
+from pagewire_client.stack import private_stack
 
 
 @pytest.mark.parametrize(("missing", "service"), [("structlog", "scheduler"), ("torch", "worker")])
@@ -29,4 +29,3 @@ def test_a_trace_is_replayed_without_any_package() -> None:
     code = "import sys; sys.modules.update(dict.fromkeys(['structlog', 'pydantic', 'zmq', 'yaml'])); "
     code += "import scheduler_svc.replay"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    assert scheduler_command([]).arguments[1:] == ("-m", "scheduler_svc")
