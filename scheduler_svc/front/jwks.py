@@ -23,6 +23,24 @@ LEEWAY_SECONDS = 10
 TENANT_CLAIM, ROLE_CLAIM = "pagewire_tenant", "pagewire_role"
 
 
+class UnknownKeyError(Exception):
+    """The token names a key that the file does not hold."""
+
+
+_REASONS: Mapping[type[Exception], str] = {
+    jwt.ExpiredSignatureError: "it has expired",
+    jwt.ImmatureSignatureError: "it is not valid yet",
+    jwt.InvalidIssuerError: "its issuer is another",
+    jwt.InvalidAudienceError: "its audience is another",
+    jwt.MissingRequiredClaimError: "a claim is missing",
+    jwt.InvalidSignatureError: "no key of ours signed it",
+    jwt.InvalidAlgorithmError: "its algorithm is not that of the key",
+    jwt.DecodeError: "it is no JSON Web Token",
+    UnknownKeyError: "no key of ours has its key id",
+}
+"""The first kind that fits; what is behind belongs to none before it."""
+
+
 class Jwks:
     """Tells whose token it is. Without ``pagewire_tenant`` the tenant is the token's subject."""
 
@@ -46,8 +64,8 @@ class Jwks:
                 options={"require": ["exp"], "verify_aud": self._audience is not None},
             )
             return _caller(claims)
-        except (jwt.PyJWTError, ValueError) as error:
-            raise UnauthenticatedError(f"the token is refused: {type(error).__name__}") from None
+        except (jwt.PyJWTError, ValueError, UnknownKeyError) as error:
+            raise UnauthenticatedError(f"the token is refused: {_why(error)}") from None
 
     def _key(self, key_id: object) -> jwt.PyJWK:
         keys = self._keys.current()
@@ -55,8 +73,13 @@ class Jwks:
             return next(iter(keys.values()))
         found = keys.get(str(key_id))
         if found is None:
-            raise ValueError("no key of this id")
+            raise UnknownKeyError
         return found
+
+
+def _why(error: Exception) -> str:
+    """In our words: a library's may repeat what the token holds."""
+    return next((text for kind, text in _REASONS.items() if isinstance(error, kind)), "its claims are not allowed here")
 
 
 def _caller(claims: Mapping[str, Any]) -> Caller:

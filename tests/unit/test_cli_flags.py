@@ -164,7 +164,7 @@ def test_an_endpoint_is_called_by_the_flag_that_gave_it(value: str) -> None:
     [
         (server_error(grpc.StatusCode.UNAVAILABLE, "gone"), "`pagewire serve` starts one"),
         (server_error(grpc.StatusCode.UNAVAILABLE, "WRONG_VERSION_NUMBER"), "speaks no TLS"),
-        (server_error(grpc.StatusCode.UNAVAILABLE, "Socket closed"), "may want TLS: pagewire --tls-ca"),
+        (server_error(grpc.StatusCode.UNAVAILABLE, "Socket closed"), "may want TLS, or a certificate: "),
         (server_error(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"), "on the internal port"),
         (server_error(grpc.StatusCode.UNAUTHENTICATED, "no", StatusDetails(reason="NO_CREDENTIALS")), "--token-file"),
         (server_error(grpc.StatusCode.UNIMPLEMENTED, "no", StatusDetails(reason="NOT_SUPPORTED")), None),

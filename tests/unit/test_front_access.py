@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 from scheduler_svc.front import reloaded_file
 from scheduler_svc.front.access import Access, AccessOptions
 from scheduler_svc.front.caller import Caller, Role, TenantLimits
-from scheduler_svc.front.errors import FrontError
+from scheduler_svc.front.errors import FrontError, UnauthenticatedError
+from scheduler_svc.front.jwks import Jwks
 from scheduler_svc.front.reloaded_file import FileError, ReloadedFile
 from scheduler_svc.front.token_file import read_token_file
 
@@ -143,6 +144,33 @@ def test_json_web_tokens(tmp_path: Path) -> None:
     assert caller(options, bearer(unsigned)) == "BAD_CREDENTIALS"
     key_as_secret = jwt.encode({"sub": "acme", "exp": time.time() + 60}, "x" * 64, "HS256", {"kid": "1"})
     assert caller(options, bearer(key_as_secret)) == "BAD_CREDENTIALS"
+
+
+@pytest.mark.parametrize(
+    ("claims", "said"),
+    [
+        ({"exp": time.time() - 60}, "it has expired"),
+        ({"exp": None}, "a claim is missing"),
+        ({"nbf": time.time() + 6000}, "it is not valid yet"),
+        ({"iss": "them"}, "its issuer is another"),
+        ({"aud": "them"}, "its audience is another"),
+        ({"pagewire_role": "root"}, "its claims are not allowed here"),
+    ],
+)
+def test_why_a_token_is_refused_is_said_without_what_it_holds(
+    tmp_path: Path, claims: dict[str, Any], said: str
+) -> None:
+    signer, path = Signer(), tmp_path / "jwks.json"
+    path.write_text(json.dumps({"keys": [signer.jwk()]}))
+    keys = Jwks(path, issuer="us", audience="pagewire")
+    for token, reason in (
+        (signer.token(**claims), said),
+        (Signer().token(), "no key of ours signed it"),
+        (Signer("2").token(), "no key of ours has its key id"),
+        ("a.b.c", "it is no JSON Web Token"),
+    ):
+        with pytest.raises(UnauthenticatedError, match=f"^the token is refused: {reason}$"):
+            keys.caller_of_token(token)
 
 
 ENTRY = f"{{sha256: {digest('x')}, tenant: a}}"

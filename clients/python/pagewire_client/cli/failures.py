@@ -43,7 +43,7 @@ def _advice(error: ServerError) -> str:
         if "WRONG_VERSION_NUMBER" in error.message:
             return "what answers there speaks no TLS"
         if "Socket closed" in error.message:
-            return "what answers there may want TLS: pagewire --tls-ca FILE COMMAND ..."
+            return "what answers there may want TLS, or a certificate: see pagewire --help"
         return "is a server running there? `pagewire serve` starts one"
     return ""
 
