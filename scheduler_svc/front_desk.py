@@ -30,12 +30,13 @@ from scheduler_svc.core.types import (
 )
 from scheduler_svc.drain_rate import DrainRate
 from scheduler_svc.duplicates import Duplicates
+from scheduler_svc.ended_requests import EndedRequests
 from scheduler_svc.front_link import FrontLink
 from scheduler_svc.messages import Code, FrontMessage, FrontResume, InvalidSubmission, RequestSummary, Submission
 from scheduler_svc.metrics import Metrics
 from scheduler_svc.output_key import RESUMABLE, by_front, output_key
 from scheduler_svc.quotas import Quotas
-from scheduler_svc.requests import DuplicateRequest, EndedRequests, Output, Request, Requests
+from scheduler_svc.requests import DuplicateRequest, Output, Request, Requests
 from scheduler_svc.resumptions import Resumptions
 
 REJECTIONS = {

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 
 from scheduler_svc import codec
 from scheduler_svc.core.types import RequestKey
+from scheduler_svc.ended_requests import KEEP_BYTES
 from scheduler_svc.front_link import FrontLink
 from scheduler_svc.messages import Code, FrontResume, Submission
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.output_key import output_key
-from scheduler_svc.requests import KEEP_BYTES, Request, Requests, ResumeRecord
+from scheduler_svc.requests import Request, Requests, ResumeRecord
 
 NO_FRONT = 0
 """No front draws this id."""

@@ -6,8 +6,9 @@ from array import array
 import pytest
 
 from scheduler_svc.core.types import Ended, EndReason, SamplingParams
+from scheduler_svc.ended_requests import EndedRequests
 from scheduler_svc.messages import Submission
-from scheduler_svc.requests import DuplicateRequest, EndedRequests, Request, Requests
+from scheduler_svc.requests import DuplicateRequest, Request, Requests
 
 
 def submission(key: int = 1, request_id: str = "r", tenant: str = "t", n: int = 1) -> Submission:
