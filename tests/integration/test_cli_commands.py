@@ -138,6 +138,20 @@ def test_a_conversation_keeps_its_history(server: FakeServer, monkeypatch: pytes
     assert contents[2] == ["first", "FIRST", "second", "SECOND", "third"]
 
 
+def test_who_calls_may_be_said_behind_the_command(server: FakeServer, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("abc")
+    for words in (
+        ("models", "--token-file", str(tmp_path / "token")),
+        ("--token-file", str(tmp_path / "token"), "models"),
+    ):
+        assert "LlamaForCausalLM" in run(server, *words).stdout
+    missing = run(server, "models", "--json", "--token-file", str(tmp_path / "none"))
+    assert (missing.exit_code, missing.stderr.partition(":")[2]) == (
+        2,
+        f" --token-file {tmp_path / 'none'}: No such file or directory\n",
+    )
+
+
 def test_models_and_health(server: FakeServer) -> None:
     assert "LlamaForCausalLM" in run(server, "models").stdout
     assert lines_of(run(server, "models", "--json"))[0]["capabilities"] == ["chat", "seed"]

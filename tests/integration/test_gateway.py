@@ -54,6 +54,10 @@ def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
 
 def test_models_and_health(client: openai.OpenAI, gateway: GatewayProcess) -> None:
     assert [model.id for model in client.models.list()] == ["toy"]
+    assert client.models.retrieve("toy").id == "toy"
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.models.retrieve("somebody/else")
+    assert unknown.value.code == "model_not_found"
     assert gateway.is_serving()
 
 

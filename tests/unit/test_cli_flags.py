@@ -4,6 +4,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from pagewire_client.cli.access import in_front
 from pagewire_client.cli.failures import UsageError, error_line, exit_code
 from pagewire_client.cli.flags import FLAGS, Role, flags_of, parse
 from pagewire_client.cli.settings import serve_settings
@@ -86,6 +87,23 @@ def test_a_scheduler_takes_no_model_and_no_worker_flags() -> None:
         parse(["--dtype", "auto"], flags_of(Role.SCHEDULER), takes_model=False)
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("generate hi --token-file t --n 2", "--token-file t generate hi --n 2"),
+        ("--tls generate hi --tenant=a --tls-ca c", "--tls --tenant=a --tls-ca c generate hi"),
+        ("--tenant generate generate hi", "--tenant generate generate hi"),
+        ("generate --tls -- --tenant", "--tls generate -- --tenant"),
+        ("generate hi --token-file", "--token-file generate hi"),
+        ("serve generate --tls-cert c", "serve generate --tls-cert c"),
+        ("--version", "--version"),
+        ("", ""),
+    ],
+)
+def test_what_a_caller_shows_may_be_said_before_the_command_or_behind_it(words: str, expected: str) -> None:
+    assert in_front(words.split(), {"generate"}) == expected.split()
+
+
 def test_names_are_unique() -> None:
     assert len({flag.name for flag in FLAGS}) == len(FLAGS)
 
@@ -164,7 +182,7 @@ def test_an_endpoint_is_called_by_the_flag_that_gave_it(value: str) -> None:
     [
         (server_error(grpc.StatusCode.UNAVAILABLE, "gone"), "`pagewire serve` starts one"),
         (server_error(grpc.StatusCode.UNAVAILABLE, "WRONG_VERSION_NUMBER"), "speaks no TLS"),
-        (server_error(grpc.StatusCode.UNAVAILABLE, "Socket closed"), "may want TLS, or a certificate: "),
+        (server_error(grpc.StatusCode.UNAVAILABLE, "Socket closed"), "may want TLS, --tls-ca FILE"),
         (server_error(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"), "on the internal port"),
         (server_error(grpc.StatusCode.UNAUTHENTICATED, "no", StatusDetails(reason="NO_CREDENTIALS")), "--token-file"),
         (server_error(grpc.StatusCode.UNIMPLEMENTED, "no", StatusDetails(reason="NOT_SUPPORTED")), None),

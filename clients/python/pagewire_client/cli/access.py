@@ -1,10 +1,12 @@
-"""How the commands that call a server say who they are: options before the command's name, or the environment.
+"""How the commands that call a server say who they are: options before the command's name or behind it, or the
+environment.
 
-pagewire --tls-ca ca.pem --token-file token generate "..." --target server:50051
+pagewire generate "..." --target server:50051 --tls-ca ca.pem --token-file token
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,9 @@ from .failures import UsageError
 
 _PANEL = "Towards a server"
 TENANT_KEY = "x-pagewire-tenant"
+_NAMES = frozenset(
+    ("--tls", "--tls-ca", "--tls-cert", "--tls-key", "--tls-server-name", "--token-file", "--tenant"),
+)
 
 UseTls = Annotated[bool, typer.Option("--tls", rich_help_panel=_PANEL, help="TLS, by the system's authorities.")]
 TlsCa = Annotated[
@@ -54,7 +59,7 @@ class Access:
 
 
 ACCESS: ContextVar[Access] = ContextVar("access", default=Access())  # noqa: B039 - frozen
-"""What the options before the command say."""
+"""What these options say."""
 
 
 def read_access(
@@ -88,6 +93,30 @@ def open_client(target: str, *, is_internal: bool = False) -> AdminClient:
     access = ACCESS.get()
     tls = None if is_internal and _is_loopback(target) else access.tls
     return AdminClient(target, tls=tls, token=access.token, metadata=_metadata(access))
+
+
+def in_front(words: Sequence[str], commands: Collection[str]) -> list[str]:
+    """A command line with these options before the command, where a caller may write them behind it as well.
+
+    Only of ``commands``, which call a server: the services have flags of the same names.
+    """
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        place += 1 + _has_value_behind(words[place])
+    if place >= len(words) or words[place] not in commands:
+        return list(words)
+    moved, kept, rest = list(words[:place]), [words[place]], list(words[place + 1 :])
+    while rest and rest[0] != "--":
+        word = rest.pop(0)
+        if word.partition("=")[0] not in _NAMES:
+            kept.append(word)
+            continue
+        moved += [word, *(rest.pop(0) for _ in rest[: _has_value_behind(word)])]
+    return [*moved, *kept, *rest]
+
+
+def _has_value_behind(word: str) -> bool:
+    return word in _NAMES and word != "--tls"
 
 
 def open_async_client(target: str) -> AsyncClient:

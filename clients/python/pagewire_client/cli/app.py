@@ -22,6 +22,9 @@ _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 class _Group(TyperGroup):
     """Runs a command; no traceback leaves it for an error that has a name."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, access.in_front(args, _CALLING))
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -44,6 +47,25 @@ class _Group(TyperGroup):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise typer.Exit(EXIT_FAILED) from None
 
+
+_CALLING = frozenset(
+    (
+        "generate",
+        "chat",
+        "models",
+        "health",
+        "explain",
+        "quote",
+        "pin",
+        "pins",
+        "unpin",
+        "drain",
+        "top",
+        "bench",
+        "gateway",
+    )
+)
+"""The commands that call a server."""
 
 app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 

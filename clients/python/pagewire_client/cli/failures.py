@@ -34,7 +34,7 @@ def error_line(error: PagewireError) -> str:
 def _advice(error: ServerError) -> str:
     """A status without a reason is gRPC's word, not our server's."""
     if isinstance(error, UnauthenticatedError) and error.reason == "NO_CREDENTIALS":
-        return "show a token: pagewire --token-file FILE COMMAND ..."
+        return "--token-file FILE shows a token"
     if error.reason:
         return ""
     if isinstance(error, UnimplementedError):
@@ -43,7 +43,9 @@ def _advice(error: ServerError) -> str:
         if "WRONG_VERSION_NUMBER" in error.message:
             return "what answers there speaks no TLS"
         if "Socket closed" in error.message:
-            return "what answers there may want TLS, or a certificate: see pagewire --help"
+            return (
+                "what answers there may want TLS, --tls-ca FILE, or a certificate too, --tls-cert FILE --tls-key FILE"
+            )
         return "is a server running there? `pagewire serve` starts one"
     return ""
 

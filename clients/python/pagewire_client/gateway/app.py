@@ -43,6 +43,7 @@ def make_app(connect: Callable[[], Upstream]) -> FastAPI:
     app.add_exception_handler(HTTPException, _handler(http_failure))
     app.add_exception_handler(Exception, _handler(own_failure))
     app.add_api_route("/v1/models", _models)
+    app.add_api_route("/v1/models/{name:path}", _model)
     app.add_api_route("/v1/chat/completions", _chat, methods=["POST"], response_model=None)
     app.add_api_route("/v1/completions", _complete, methods=["POST"], response_model=None)
     app.add_api_route("/health", _health, response_model=None)
@@ -75,18 +76,17 @@ async def _answer(request: Request, body: Sampled, dialect: Dialect, messages: l
 
 async def _models(request: Request) -> dict[str, Any]:
     upstream, metadata = _upstream(request)
-    served = await upstream.models(metadata)
-    entries = [
-        {
-            "id": model.name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "pagewire",
-            "max_model_len": model.max_model_len,
-        }
-        for model in served
-    ]
-    return {"object": "list", "data": entries}
+    return {"object": "list", "data": [_described(model) for model in await upstream.models(metadata)]}
+
+
+async def _model(name: str, request: Request) -> dict[str, Any]:
+    upstream, metadata = _upstream(request)
+    return _described(await upstream.model(name, metadata))
+
+
+def _described(model: Any) -> dict[str, Any]:
+    limit = model.max_model_len
+    return {"id": model.name, "object": "model", "created": 0, "owned_by": "pagewire", "max_model_len": limit}
 
 
 async def _health(request: Request) -> Response:

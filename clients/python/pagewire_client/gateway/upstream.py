@@ -67,6 +67,11 @@ class Upstream:
         call = self._models.ListModels(model_pb2.ListModelsRequest(), metadata=metadata, timeout=READ_SECONDS)
         return list((await _answered(call)).models)
 
+    async def model(self, name: str, metadata: Metadata) -> Any:
+        """One of them. Raises: ServerError."""
+        call = self._models.GetModel(model_pb2.GetModelRequest(name=name), metadata=metadata, timeout=READ_SECONDS)
+        return (await _answered(call)).model
+
     async def is_serving(self) -> bool:
         """Raises: ServerError."""
         check = self._channel.unary_unary(
