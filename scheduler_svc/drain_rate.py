@@ -1,7 +1,8 @@
 """How soon a refused caller should try again, from how fast requests leave what is full.
 
 A full queue is left by the outputs that begin for the first time and by those that end before; a tenant's share of
-requests by those that end. What is preempted comes back by itself and is not counted.
+requests by those that end. What is preempted comes back by itself and is not counted. Only what left since somebody
+was in the way counts: a quiet hour says nothing of how fast a queue is left.
 """
 
 from collections import deque
@@ -16,6 +17,10 @@ class DrainRate:
 
     def count(self, now: float) -> None:
         self._left.append(now)
+
+    def forget(self) -> None:
+        """Nobody is in the way of the next one."""
+        self._left.clear()
 
     def retry_ms(self, num_waiting: int, now: float) -> int:
         """Time in which half of the waiting requests are served, by the measured rate."""

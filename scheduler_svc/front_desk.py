@@ -214,6 +214,8 @@ class FrontDesk:
     def _over_quota(self, submission: Submission, now: float) -> int | None:
         """When to try again, in milliseconds, if the tenant may not begin another request now."""
         tenant, most = submission.tenant, submission.max_tenant_requests
+        if not len(self.requests):
+            self._end_rate.forget()
         if most and self.requests.num_of(tenant) >= most:
             return self._end_rate.retry_ms(self.requests.num_of(tenant), now)
         seconds = self._quotas.take(tenant, submission.tenant_requests_per_minute, now)
@@ -222,6 +224,8 @@ class FrontDesk:
     def _start(self, request: Request, submission: Submission, now: float) -> None:
         front_id, front_key = request.front_id, request.front_key
         events: list[Event] = []
+        if not self._core.num_waiting:
+            self._queue_rate.forget()
         try:
             for output in request.outputs:
                 events += self._core.submit(_request_of(output, submission, now), now)

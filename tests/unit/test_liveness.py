@@ -37,3 +37,8 @@ def test_a_refused_caller_waits_by_the_measured_rate() -> None:
     assert 400 < rate.retry_ms(10, 1.0) < 600
     assert rate.retry_ms(1, 1.0) == 100
     assert rate.retry_ms(10**6, 1.0) == 30_000
+    rate.forget()  # nobody was in the way for an hour
+    assert rate.retry_ms(10, 3600.0) == 1000
+    for number in range(11):
+        rate.count(3600.0 + number * 0.1)
+    assert 400 < rate.retry_ms(10, 3601.0) < 600
