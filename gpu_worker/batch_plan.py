@@ -95,7 +95,8 @@ class PageNames:
     epoch: int
     published_pages: Int32s
     published_hashes: bytes
-    published_parents: bytes
+    published_parents: Int32s
+    parent_hashes: bytes
     evicted_pages: Int32s
 
 
@@ -116,7 +117,8 @@ class BatchPlan:
     idle_rows: RowIds = field(default_factory=empty_column)
     published_pages: Int32s = field(default_factory=empty_column)
     published_hashes: bytes = b""
-    published_parents: bytes = b""
+    published_parents: Int32s = field(default_factory=empty_column)
+    parent_hashes: bytes = b""
     evicted_pages: Int32s = field(default_factory=empty_column)
     group_ids: Int32s = field(default_factory=empty_column)
     group_pages: Int32s = field(default_factory=empty_column)

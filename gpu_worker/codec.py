@@ -31,8 +31,10 @@ from gpu_worker.worker_card import WorkerCard
 
 PROTOCOL_VERSION = 1
 HASH_BYTES = 16
-_INT, _LONG, _FLOAT = np.dtype("<i4"), np.dtype("<u8"), np.dtype("<f4")
-_NONE = {element: np.frombuffer(b"", dtype=element) for element in (_INT, _LONG, _FLOAT)}
+_INT, _LONG, _FLOAT, _ROW = np.dtype("<i4"), np.dtype("<u8"), np.dtype("<f4"), np.dtype("<u2")
+_NONE: "dict[np.dtype[Any], npt.NDArray[Any]]" = {
+    element: np.frombuffer(b"", dtype=element) for element in (_INT, _LONG, _FLOAT)
+}
 """Columns without entries."""
 _NO_ROWS = np.empty(0, dtype=np.intp)
 
@@ -87,7 +89,8 @@ def decode_plan(frame: Frame) -> BatchPlan:
         idle_rows=_rows(body, "idle_rows"),
         published_pages=_int32s(body, "published_pages"),
         published_hashes=body.published_hashes,
-        published_parents=body.published_parents,
+        published_parents=_int32s(body, "published_parents"),
+        parent_hashes=body.parent_hashes,
         evicted_pages=_int32s(body, "evicted_pages"),
         group_ids=_int32s(body, "group_ids"),
         group_pages=_int32s(body, "group_pages"),
@@ -116,7 +119,8 @@ def decode_names(frame: Frame) -> PageNames:
         epoch=frame.epoch,
         published_pages=_int32s(body, "published_pages"),
         published_hashes=body.published_hashes,
-        published_parents=body.published_parents,
+        published_parents=_int32s(body, "published_parents"),
+        parent_hashes=body.parent_hashes,
         evicted_pages=_int32s(body, "evicted_pages"),
     )
     _check_names(names)
@@ -124,10 +128,14 @@ def decode_names(frame: Frame) -> PageNames:
 
 
 def _check_names(names: BatchPlan | PageNames) -> None:
-    for name in ("published_hashes", "published_parents"):
-        num_bytes = len(getattr(names, name))
-        if num_bytes != HASH_BYTES * len(names.published_pages):
-            raise PlanRefusedError(f"{name} has {num_bytes} bytes for {len(names.published_pages)} pages")
+    _equal_lengths("published", names.published_pages, names.published_parents)
+    _check_hashes("published_hashes", names.published_hashes, len(names.published_pages))
+    _check_hashes("parent_hashes", names.parent_hashes, names.published_parents.tolist().count(-1))
+
+
+def _check_hashes(name: str, hashes: bytes, count: int) -> None:
+    if len(hashes) != HASH_BYTES * count:
+        raise PlanRefusedError(f"{name} has {len(hashes)} bytes for {count} pages")
 
 
 def _new_rows(body: Any, grammars: Mapping[int, str]) -> NewRows:
@@ -203,7 +211,7 @@ def _int32s(body: Any, name: str) -> Int32s:
 
 
 def _rows(body: Any, name: str) -> RowIds:
-    return _column(body, name, _INT).astype(np.intp) if getattr(body, name) else _NO_ROWS
+    return _column(body, name, _ROW).astype(np.intp) if getattr(body, name) else _NO_ROWS
 
 
 def _column(body: Any, name: str, element: "np.dtype[Any]") -> npt.NDArray[Any]:
@@ -216,9 +224,10 @@ def _column(body: Any, name: str, element: "np.dtype[Any]") -> npt.NDArray[Any]:
 
 
 def _equal_lengths(what: str, first: npt.NDArray[Any], *others: npt.NDArray[Any]) -> None:
-    lengths = {len(first), *(len(other) for other in others)}
-    if len(lengths) > 1:
-        raise PlanRefusedError(f"{what}: columns of different lengths {sorted(lengths)}")
+    for other in others:
+        if len(other) != len(first):
+            lengths = sorted({len(first), *(len(each) for each in others)})
+            raise PlanRefusedError(f"{what}: columns of different lengths {lengths}")
 
 
 def encode_hello(epoch: int, card: WorkerCard, inventory: Inventory) -> bytes:

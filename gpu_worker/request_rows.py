@@ -209,6 +209,8 @@ class RequestRows:
     def _check_bookkeeping(self, plan: BatchPlan) -> None:
         if len(plan.published_pages):
             _check_ids("published_pages", plan.published_pages, self.limits.num_pages)
+            if not _all_within(plan.published_parents, -1, self.limits.num_pages - 1):
+                raise PlanRefusedError("published_parents: an id that is neither -1 nor a page's")
         if len(plan.evicted_pages):
             _check_ids("evicted_pages", plan.evicted_pages, self.limits.num_pages)
 

@@ -18,6 +18,7 @@ from pagewire.v1 import admin_pb2, cache_pb2, generation_pb2
 from scheduler_svc import columns
 from scheduler_svc.columns import ColumnError, read_hashes, read_ints
 from scheduler_svc.core.types import (
+    NO_PAGE,
     Admitted,
     BatchPlan,
     Counts,
@@ -89,10 +90,8 @@ _MAX_KINDS = 64
 _REASON = re.compile(r"[A-Z_]{1,40}")
 
 
-_PLAN_COLUMNS = (
-    *("releases", "append_rows", "append_pages", "copy_sources", "copy_destinations", "chunk_rows", "chunk_tokens"),
-    *("idle_rows", "evicted_pages"),
-)
+_ROW_COLUMNS = ("releases", "append_rows", "chunk_rows", "idle_rows")
+_INT_COLUMNS = ("append_pages", "copy_sources", "copy_destinations", "chunk_tokens", "evicted_pages")
 """Columns of a plan that are written as they are."""
 _MAX_INT = 2**31 - 1
 
@@ -233,12 +232,8 @@ def heartbeat(session: int, epoch: int) -> bytes:
 
 
 def names(session: int, epoch: int, told: PageNames) -> bytes:
-    message = worker_pb2.PageNames(
-        published_pages=columns.ints([each.page for each in told.published]),
-        published_hashes=b"".join([each.hash for each in told.published]),
-        published_parents=b"".join([each.parent for each in told.published]),
-        evicted_pages=columns.ints(told.evicted_pages),
-    )
+    message = worker_pb2.PageNames(evicted_pages=columns.ints(told.evicted_pages))
+    _write_published(message, told.published, told.parent_pages)
     return _worker_frame(session, epoch, names=message)
 
 
@@ -248,7 +243,11 @@ def plan(session: int, epoch: int, batch: BatchPlan) -> bytes:
     message = frame.plan
     message.num_scheduled_rows = batch.num_scheduled_rows
     message.num_scheduled_tokens = batch.num_scheduled_tokens
-    for name in _PLAN_COLUMNS:
+    for name in _ROW_COLUMNS:
+        column = getattr(batch, name)
+        if column:
+            setattr(message, name, columns.rows(column))
+    for name in _INT_COLUMNS:
         column = getattr(batch, name)
         if column:
             setattr(message, name, columns.ints(column))
@@ -261,12 +260,19 @@ def plan(session: int, epoch: int, batch: BatchPlan) -> bytes:
         message.group_ids = columns.ints([group.group_id for group in batch.groups])
         message.group_pages = columns.ints([group.num_pages for group in batch.groups])
         message.group_sizes = columns.ints([len(group.rows) for group in batch.groups])
-        message.group_rows = columns.ints([row for group in batch.groups for row in group.rows])
+        message.group_rows = columns.rows([row for group in batch.groups for row in group.rows])
     if batch.published:
-        message.published_pages = columns.ints([each.page for each in batch.published])
-        message.published_hashes = b"".join([each.hash for each in batch.published])
-        message.published_parents = b"".join([each.parent for each in batch.published])
+        _write_published(message, batch.published, batch.parent_pages)
     return frame.SerializeToString()
+
+
+def _write_published(message: Any, published: Sequence[Published], parent_pages: Sequence[PageId]) -> None:
+    message.published_pages = columns.ints([each.page for each in published])
+    message.published_hashes = b"".join([each.hash for each in published])
+    message.published_parents = columns.ints(parent_pages)
+    if NO_PAGE in parent_pages:
+        pairs = zip(published, parent_pages, strict=True)
+        message.parent_hashes = b"".join([each.parent for each, page in pairs if page == NO_PAGE])
 
 
 def _worker_frame(session: int, epoch: int, **body: Any) -> bytes:
@@ -275,7 +281,7 @@ def _worker_frame(session: int, epoch: int, **body: Any) -> bytes:
 
 def _write_new_rows(message: Any, rows: Sequence[NewRow]) -> None:
     sampling = [row.sampling for row in rows]
-    message.rows = columns.ints([row.row for row in rows])
+    message.rows = columns.rows([row.row for row in rows])
     message.num_prompt_tokens = columns.ints([row.num_prompt_tokens for row in rows])
     message.num_token_ids = columns.ints([len(row.token_ids) for row in rows])
     message.token_ids = columns.joined_ints([row.token_ids for row in rows])

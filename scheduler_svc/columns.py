@@ -10,7 +10,7 @@ from functools import lru_cache
 from struct import unpack
 
 HASH_BYTES = 16
-INT, LONG, FLOAT = "i", "Q", "f"
+INT, LONG, FLOAT, ROW = "i", "Q", "f", "H"
 WIDTHS = {INT: 4, LONG: 8, FLOAT: 4}
 SIGN, LANES = 2**31, 512
 FOREIGN_ORDER = sys.byteorder == "big"
@@ -21,7 +21,7 @@ class ColumnError(ValueError):
 
 
 def pack(typecode: str, values: Iterable[float]) -> bytes:
-    """The bytes of ``values``: int32 (``i``), uint64 (``Q``) or float32 (``f``)."""
+    """The bytes of ``values``: int32 (``i``), uint64 (``Q``), float32 (``f``) or uint16 (``H``)."""
     column = values if isinstance(values, array) and values.typecode == typecode else array(typecode, values)
     if not FOREIGN_ORDER:
         return column.tobytes()
@@ -33,6 +33,11 @@ def pack(typecode: str, values: Iterable[float]) -> bytes:
 def ints(values: Iterable[int]) -> bytes:
     """The bytes of an int32 column."""
     return pack(INT, values)
+
+
+def rows(values: Iterable[int]) -> bytes:
+    """The bytes of a uint16 column: the rows of a plan."""
+    return pack(ROW, values)
 
 
 def joined_ints(parts: "Sequence[array[int]]") -> bytes:

@@ -23,6 +23,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(ge=0, le=86400)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Rows = Annotated[int, Field(ge=1, le=65_536)]
 Weight = Annotated[float, Field(gt=0, le=1e6)]
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -48,7 +49,7 @@ class SchedulerConfig(BaseSettings):
     worker_endpoint: str = Field("", description="where workers connect: ipc://PATH or tcp://ADDRESS:PORT")
     zmq_curve_dir: Path | None = Field(None, description="keys of the worker endpoint, made if not there")
     max_num_batched_tokens: Count = Field(8192, description="most tokens a step; a worker may have less")
-    max_num_seqs: Count = Field(256, description="most requests running on a worker; a worker may have less")
+    max_num_seqs: Rows = Field(256, description="most requests running on a worker; a worker may have less")
     max_model_len: Count | None = Field(None, description="most tokens of a request; the model's if not given")
     enable_prefix_caching: bool = Field(True, description="reuse pages of common prefixes")
     long_prefill_token_threshold: CountOrZero = Field(0, description="most tokens of one prompt in a step; 0: no limit")

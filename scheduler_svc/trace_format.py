@@ -46,7 +46,7 @@ _ROOT = bytes([1]) * 16
 """Root of all chains in a replay: fingerprints tell salts and models apart."""
 _PLAIN = (int, float, str, Mapping, type(None))
 _GONE = -2
-_LEFT_OUT: Final = {"hash", "parent", "stop_token_id", "sampling", "attachments"}
+_LEFT_OUT: Final = {"hash", "parent", "parent_pages", "stop_token_id", "sampling", "attachments"}
 _STANDS_FOR_ITS_LENGTH: Final = {"token_ids"}
 _REQUEST_COLUMNS: Final = {"prompt", "page_hashes", "root_hash", "stop_token_ids", "sampling"}
 _RESULT_COLUMNS: Final = {"rows", "token_ids", "statuses"}

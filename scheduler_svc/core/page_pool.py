@@ -222,12 +222,13 @@ class PagePool:
         """Whether ``take_changes`` would tell anything."""
         return bool(self._published or self._evicted)
 
-    def take_changes(self) -> tuple[Sequence[Published], "array[int]"]:
-        """Names given and taken since the last call; a page named and evicted in between is in neither."""
+    def take_changes(self) -> "tuple[Sequence[Published], Sequence[PageId], array[int]]":
+        """Names given since the last call, the pages that have their parents' names now, and names taken; a page named
+        and evicted in between is in neither."""
         published, evicted = tuple(self._published.values()), self._evicted
         self._published.clear()
         self._evicted = array("i")  # the old one is the plan's now
-        return published, evicted
+        return published, self.cache.parent_pages(published), evicted
 
     def free_pages(self) -> Sequence[PageId]:
         """For checks."""

@@ -21,7 +21,7 @@ class PlanDraft:
     def __init__(self, worker: Worker) -> None:
         self._page_size = worker.page_size
         self.record = StepRecord(worker.next_step)
-        self._append_rows: array[int] = array("i")
+        self._append_rows: array[int] = array("H")
         self._append_pages: array[int] = array("i")
         self._new_rows: list[NewRow] = []
         self._copies: dict[PageId, PageId] = {}  # by destination
@@ -80,7 +80,7 @@ class PlanDraft:
         row = residence.row
         kept = [index for index, other in enumerate(self._append_rows) if other != row]
         if len(kept) < len(self._append_rows):
-            self._append_rows = array("i", [self._append_rows[index] for index in kept])
+            self._append_rows = array("H", [self._append_rows[index] for index in kept])
             self._append_pages = array("i", [self._append_pages[index] for index in kept])
 
     def build(self, worker: Worker) -> BatchPlan | None:
@@ -110,7 +110,7 @@ class PlanDraft:
 
     def _plan(self, worker: Worker) -> BatchPlan:
         record = self.record
-        published, evicted = worker.pool.take_changes()
+        published, parent_pages, evicted = worker.pool.take_changes()
         releases, worker.released = worker.released, []
         return BatchPlan(
             worker_id=worker.card.worker_id,
@@ -121,10 +121,11 @@ class PlanDraft:
             append_pages=self._append_pages,
             copy_sources=array("i", self._copies.values()),
             copy_destinations=array("i", self._copies),
-            chunk_rows=array("i", [chunk[0].row for chunk in record.chunks]),
+            chunk_rows=array("H", [chunk[0].row for chunk in record.chunks]),
             chunk_tokens=array("i", [chunk[1] for chunk in record.chunks]),
-            idle_rows=array("i", sorted(worker.decoding.ready)),
+            idle_rows=array("H", sorted(worker.decoding.ready)),
             published=published,
+            parent_pages=parent_pages,
             evicted_pages=evicted,
             groups=worker.prefixes.take_changes(),
             num_scheduled_rows=record.num_rows,
@@ -132,5 +133,5 @@ class PlanDraft:
         )
 
     def _append(self, row: Row, pages: Sequence[PageId]) -> None:
-        self._append_rows.extend(array("i", (row,)) * len(pages))
+        self._append_rows.extend(array("H", (row,)) * len(pages))
         self._append_pages.extend(pages)

@@ -7,7 +7,7 @@ It decides nothing about when a page gets or loses its name (page_pool does) and
 
 from collections.abc import Iterator, Sequence
 
-from scheduler_svc.core.types import PageHash, PageId
+from scheduler_svc.core.types import NO_PAGE, PageHash, PageId, Published
 
 
 class PrefixCache:
@@ -61,6 +61,11 @@ class PrefixCache:
     def page_of(self, page_hash: PageHash) -> PageId | None:
         """The page of this name."""
         return self._page_of.get(page_hash)
+
+    def parent_pages(self, published: Sequence[Published]) -> list[PageId]:
+        """The page of each one's parent; NO_PAGE where none has its name."""
+        page_of = self._page_of
+        return [page_of.get(each.parent, NO_PAGE) for each in published]
 
     def name_of(self, page: PageId) -> tuple[PageHash, PageHash] | None:
         """Hash and parent's hash of a page; None if it is not named."""

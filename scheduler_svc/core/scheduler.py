@@ -31,6 +31,7 @@ from scheduler_svc.core.request import Request, State
 from scheduler_svc.core.results import apply_result
 from scheduler_svc.core.tally import Tally
 from scheduler_svc.core.types import (
+    MOST_ROWS,
     BatchPlan,
     Committed,
     CoreConfig,
@@ -61,11 +62,13 @@ class Scheduler:
     def __init__(self, config: CoreConfig, placement: Placement | None = None) -> None:
         """``placement`` is another rule than the usual one, to compare it.
 
-        Raises: ValueError: a limit that lets nothing run.
+        Raises: ValueError: a limit that lets nothing run, or more rows than a plan can tell.
         """
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_steps_in_flight"):
             if getattr(config, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if config.max_num_seqs > MOST_ROWS:
+            raise ValueError(f"max_num_seqs must be at most {MOST_ROWS}")
         if config.long_prefill_token_threshold < 0:
             raise ValueError("long_prefill_token_threshold must be at least 0")
         self._config = self._started = config
@@ -167,8 +170,8 @@ class Scheduler:
         worker = self._placement.workers.get(worker_id)
         if worker is None or not worker.pool.has_changes or not worker.is_idle():
             return None
-        published, evicted = worker.pool.take_changes()
-        return PageNames(worker_id=worker_id, published=published, evicted_pages=evicted)
+        published, parent_pages, evicted = worker.pool.take_changes()
+        return PageNames(worker_id=worker_id, published=published, parent_pages=parent_pages, evicted_pages=evicted)
 
     def commit(self, result: StepResult, now: float) -> Committed:
         """Applies the result of the worker's oldest step in flight; any other result is late or unknown and changes

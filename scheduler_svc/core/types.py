@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
 
 from scheduler_svc.core.value import value
 
@@ -20,8 +20,12 @@ Row = NewType("Row", int)
 StepId = NewType("StepId", int)
 PageHash = NewType("PageHash", bytes)
 """16 bytes, see page_hash."""
+NO_PAGE: Final = PageId(-1)
+"""In columns."""
 PinKey = tuple[str, str]
 """Tenant and id."""
+MOST_ROWS = 65_536
+"""Of a worker: a plan tells rows in two bytes."""
 
 
 class EndReason(Enum):
@@ -58,7 +62,7 @@ class CoreConfig:
 
     max_num_batched_tokens: int
     max_num_seqs: int
-    """Most requests running on one worker."""
+    """Most requests running on one worker; at most MOST_ROWS."""
     max_model_len: int | None = None
     """None: the worker's."""
     enable_prefix_caching: bool = True
@@ -194,6 +198,7 @@ class BatchPlan:
     releases: Sequence[Row] = ()
     new_rows: Sequence[NewRow] = ()
     append_rows: "array[int]"
+    """Columns of rows are uint16, others int32."""
     append_pages: "array[int]"
     copy_sources: "array[int]"
     copy_destinations: "array[int]"
@@ -201,6 +206,8 @@ class BatchPlan:
     chunk_tokens: "array[int]"
     idle_rows: "array[int]"
     published: Sequence[Published] = ()
+    parent_pages: Sequence[PageId] = ()
+    """Of each published page: the page that has its parent's name after this plan; NO_PAGE: none has."""
     evicted_pages: "array[int]"
     groups: Sequence[PageGroup] = ()
     """Those that changed."""
@@ -214,6 +221,8 @@ class PageNames:
 
     worker_id: WorkerId
     published: Sequence[Published]
+    parent_pages: Sequence[PageId]
+    """As in a plan."""
     evicted_pages: "array[int]"
 
 

@@ -128,7 +128,7 @@ def _wrong_sum(plan: Any) -> None:
 
 
 def _far_row(plan: Any) -> None:
-    plan.chunk_rows = array("i", [77] * (len(plan.chunk_rows) // 4)).tobytes()
+    plan.chunk_rows = array("H", [77] * (len(plan.chunk_rows) // 2)).tobytes()
 
 
 @pytest.mark.parametrize("change", [_short, _torn, _far_page, _wrong_sum, _far_row])

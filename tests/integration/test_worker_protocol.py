@@ -317,12 +317,13 @@ def test_a_second_welcome_changes_nothing(wire: WireScheduler, worker: WorkerThr
 def test_names_told_before_an_idle_time_are_in_the_inventory(wire: WireScheduler, worker: WorkerThread) -> None:
     wire.join()
     hashes = bytes(range(32))
-    names = {"published_pages": int32s([3, 4]).tobytes(), "published_hashes": hashes, "published_parents": bytes(32)}
-    wire.send("names", pb.PageNames(**names))
+    names = {"published_pages": int32s([3, 4]).tobytes(), "published_hashes": hashes}
+    wire.send("names", pb.PageNames(**names, published_parents=int32s([-1, 3]).tobytes(), parent_hashes=bytes(16)))
     wire.send("names", pb.PageNames(evicted_pages=int32s([3]).tobytes()))
     say_resync(wire)
     hello = wire.await_hello()
     assert (hello.inventory.pages, hello.inventory.hashes) == (int32s([4]).tobytes(), hashes[16:])
+    assert hello.inventory.parents == hashes[:16]
     wire.welcome()
     wire.send("names", pb.PageNames(published_pages=int32s([3]).tobytes()))
     wire.await_hello()  # what cannot be is answered by a new hello
@@ -333,7 +334,11 @@ def test_the_inventory_is_offered_and_forgotten_unless_it_is_taken(wire: WireSch
     assert hello.inventory.pages == b""
     hashes, parents = bytes(range(48)), bytes(16) + bytes(range(32))
     publish = BatchPlan(
-        step_id=1, published_pages=int32s([3, 9, 4]), published_hashes=hashes, published_parents=parents
+        step_id=1,
+        published_pages=int32s([3, 9, 4]),
+        published_hashes=hashes,
+        published_parents=int32s([-1, 3, 9]),
+        parent_hashes=bytes(16),
     )
     for plan in (publish, BatchPlan(step_id=2, evicted_pages=int32s([9]))):
         wire.send_plan(plan)

@@ -3,8 +3,10 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.told_names import ToldNames
 
 from scheduler_svc.core.invariants import check_pool
+from scheduler_svc.core.inventory import in_order
 from scheduler_svc.core.page_pool import PagePool
 from scheduler_svc.core.types import PageHash, PageId, StepId
 
@@ -26,8 +28,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         self.waiting: dict[int, list[list[PageId]]] = {}
         self.step = 0
         self.pins: dict[int, list[PageHash]] = {}
-        self.names: dict[int, PageHash] = {}
-        """As a worker sees them: published and not evicted, by page."""
+        self.worker = ToldNames()
 
     @rule(seed=st.integers(0, 3), length=st.integers(1, NUM_PAGES))
     def begin(self, seed: int, length: int) -> None:
@@ -42,10 +43,11 @@ class PagePoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
-        """Leading pages of a table are complete; those whose names are taken stay private."""
+        """Some pages of a table are complete, each after those before it; those whose names are taken stay private."""
         seed, pages = data.draw(st.sampled_from(self.tables))
         names = chain(seed, len(pages))
-        for index in range(data.draw(st.integers(0, len(pages)))):
+        start = data.draw(st.integers(0, len(pages)))
+        for index in range(start, data.draw(st.integers(start, len(pages)))):
             self.pool.publish(pages[index], names[index], names[index - 1] if index else PageHash(bytes(16)))
             assert self.pool.cache.page_of(names[index]) is not None
 
@@ -99,14 +101,16 @@ class PagePoolMachine(RuleBasedStateMachine):
 
     @rule()
     def tell_worker(self) -> None:
-        """What a worker is told of names agrees with the pool's."""
-        published, evicted = self.pool.take_changes()
-        for page in evicted:
-            del self.names[page]
-        for one in published:
-            assert one.page not in self.names
-            self.names[one.page] = one.hash
-        assert self.names == {page: page_hash for page_hash, page in self.pool.cache}
+        """What a worker makes of the bytes that tell it the names is what the pool has, parents included."""
+        self.worker.follow(self.pool)
+
+    @rule()
+    def begin_anew(self) -> None:
+        """The worker brings what it was told to another scheduler."""
+        inventory = self.worker.inventory()
+        self.pool = PagePool(NUM_PAGES)
+        self.pool.adopt(in_order(inventory, NUM_PAGES))
+        self.tables, self.waiting, self.pins = [], {}, {}
 
     @invariant()
     def books_agree(self) -> None:

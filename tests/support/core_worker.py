@@ -177,6 +177,9 @@ class FakeWorker:
                 raise PlanError(f"page {published.page} or its name is named already")
             self._named[published.page] = published.hash
             self.names[published.page] = published
+        for published, page in zip(plan.published, plan.parent_pages, strict=True):
+            if self._named.get(page) != (published.parent if published.parent in self._named.values() else None):
+                raise PlanError(f"page {published.page} follows another than page {page}")
 
     def _work(self, plan: BatchPlan) -> list[tuple[int, int]]:
         chunks = list(zip(plan.chunk_rows, plan.chunk_tokens, strict=True))

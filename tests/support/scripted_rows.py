@@ -6,7 +6,7 @@ checked.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,17 +124,16 @@ class ScriptedRows:
 
     def _apply(self, plan: Any) -> "tuple[array[int], array[int], set[int]]":
         columns = {name: column(getattr(plan, name), name) for name in _INT_COLUMNS}
+        columns |= {name: column(getattr(plan, name), name, "H") for name in _ROW_COLUMNS}
         for first, second in _PAIRS:
             require(len(columns[first]) == len(columns[second]), f"{first} and {second} differ in length")
         for name in ("append_pages", "copy_sources", "copy_destinations", "published_pages", "evicted_pages"):
             require(all(0 <= page < self.limits.num_pages for page in columns[name]), f"{name}: out of range")
-        require(len(plan.published_hashes) == 16 * len(columns["published_pages"]), "published_hashes")
-        require(len(plan.published_parents) == len(plan.published_hashes), "published_parents")
         for row in columns["releases"]:
             require(row in self.rows, f"release of row {row}, which is not there")
             for page in self.rows.pop(row).pages:
                 self._num_readers[page] -= 1
-        self._name_pages(columns["published_pages"], plan.published_hashes, columns["evicted_pages"])
+        self._name_pages(plan)
         new_rows = self._begin(plan.new_rows)
         for row, page in zip(columns["append_rows"], columns["append_pages"], strict=True):
             require(row in self.rows, f"append to row {row}, which is not there")
@@ -154,10 +153,13 @@ class ScriptedRows:
 
     def take_names(self, names: Any) -> None:
         """Applies names that no plan told; all plans have been run."""
-        published, evicted = (column(getattr(names, name), name) for name in ("published_pages", "evicted_pages"))
-        self._name_pages(published, names.published_hashes, evicted)
+        self._name_pages(names)
 
-    def _name_pages(self, published: Sequence[int], hashes: bytes, evicted: Sequence[int]) -> None:
+    def _name_pages(self, told: Any) -> None:
+        published, parents, evicted = (column(getattr(told, name), name) for name in _NAME_COLUMNS)
+        hashes = told.published_hashes
+        require(len(hashes) == 16 * len(published) == 16 * len(parents), "published")
+        require(len(told.parent_hashes) == 16 * list(parents).count(-1), "parent_hashes")
         for page in evicted:
             require(page in self.named, f"page {page} is evicted but has no name")
             self._names.discard(self.named.pop(page))
@@ -170,9 +172,11 @@ class ScriptedRows:
                 self.violations.append(f"page {page} is published but not full")
             self.named[page] = name
             self._names.add(name)
+        for parent in parents:
+            require(parent == -1 or parent in self.named, f"page {parent} is a parent and has no name")
 
     def _begin(self, new: Any) -> list[int]:
-        rows = column(new.rows, "rows")
+        rows = column(new.rows, "rows", "H")
         columns = {name: column(getattr(new, name), name) for name in _NEW_ROW_COLUMNS}
         columns["seeds"] = column(new.seeds, "seeds", "Q")
         for name in ("temperatures", "top_ps", "min_ps"):
@@ -273,9 +277,10 @@ class ScriptedRows:
         return token_id
 
 
+_ROW_COLUMNS = ("releases", "append_rows", "chunk_rows", "idle_rows")
+_NAME_COLUMNS = ("published_pages", "published_parents", "evicted_pages")
 _INT_COLUMNS = (
-    *("releases", "append_rows", "append_pages", "copy_sources", "copy_destinations", "chunk_rows", "chunk_tokens"),
-    *("idle_rows", "published_pages", "evicted_pages"),
+    *("append_pages", "copy_sources", "copy_destinations", "chunk_tokens", "published_pages", "evicted_pages"),
 )
 _PAIRS = (("append_rows", "append_pages"), ("copy_sources", "copy_destinations"), ("chunk_rows", "chunk_tokens"))
 _NEW_ROW_COLUMNS = ("num_prompt_tokens", "num_token_ids", "token_ids", "num_cached_tokens", "output_indices", "top_ks")

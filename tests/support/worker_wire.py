@@ -118,9 +118,9 @@ def plan_message(plan: BatchPlan) -> pb.BatchPlan:
     """The message of a plan."""
     new = plan.new_rows
     return pb.BatchPlan(
-        releases=_bytes(plan.releases),
+        releases=_rows(plan.releases),
         new_rows=pb.NewRows(
-            rows=_bytes(new.rows),
+            rows=_rows(new.rows),
             num_prompt_tokens=_bytes(new.num_prompt_tokens),
             num_token_ids=_bytes(new.num_token_ids),
             token_ids=_bytes(new.token_ids),
@@ -132,16 +132,17 @@ def plan_message(plan: BatchPlan) -> pb.BatchPlan:
             top_ks=_bytes(new.top_ks),
             min_ps=new.min_ps.astype("<f4").tobytes(),
         ),
-        append_rows=_bytes(plan.append_rows),
+        append_rows=_rows(plan.append_rows),
         append_pages=_bytes(plan.append_pages),
         copy_sources=_bytes(plan.copy_sources),
         copy_destinations=_bytes(plan.copy_destinations),
-        chunk_rows=_bytes(plan.chunk_rows),
+        chunk_rows=_rows(plan.chunk_rows),
         chunk_tokens=_bytes(plan.chunk_tokens),
-        idle_rows=_bytes(plan.idle_rows),
+        idle_rows=_rows(plan.idle_rows),
         published_pages=_bytes(plan.published_pages),
         published_hashes=plan.published_hashes,
-        published_parents=plan.published_parents,
+        published_parents=_bytes(plan.published_parents),
+        parent_hashes=plan.parent_hashes,
         evicted_pages=_bytes(plan.evicted_pages),
         num_scheduled_rows=plan.num_scheduled_rows,
         num_scheduled_tokens=plan.num_scheduled_tokens,
@@ -160,6 +161,10 @@ def read_result(frame: pb.WorkerFrame) -> StepResult:
         failure=body.failure if body.HasField("failure") else None,
         refusal=body.refusal if body.HasField("refusal") else None,
     )
+
+
+def _rows(column: np.ndarray) -> bytes:
+    return column.astype("<u2").tobytes()
 
 
 def _bytes(column: np.ndarray) -> bytes:

@@ -12,6 +12,7 @@ from scheduler_svc import codec, columns
 from scheduler_svc.codec import FrameError
 from scheduler_svc.columns import ColumnError
 from scheduler_svc.core.types import (
+    NO_PAGE,
     BatchPlan,
     NewRow,
     PageHash,
@@ -61,7 +62,10 @@ def test_a_plan_travels_whole() -> None:
             sampling=SamplingParams(options=options),
         ),
     ]
-    published = [Published(page=PageId(3), hash=PageHash(b"h" * 16), parent=PageHash(bytes(16)))]
+    published = [
+        Published(page=PageId(3), hash=PageHash(b"h" * 16), parent=PageHash(bytes(16))),
+        Published(page=PageId(8), hash=PageHash(b"i" * 16), parent=PageHash(b"h" * 16)),
+    ]
     plan = make_plan(
         releases=[Row(5)],
         new_rows=rows,
@@ -71,6 +75,7 @@ def test_a_plan_travels_whole() -> None:
         chunk_tokens=ints(2),
         idle_rows=ints(1),
         published=published,
+        parent_pages=[NO_PAGE, PageId(3)],
         evicted_pages=ints(6),
         num_scheduled_rows=3,
         num_scheduled_tokens=4,
@@ -79,8 +84,10 @@ def test_a_plan_travels_whole() -> None:
     assert (frame.session, frame.epoch, frame.step_id) == (11, 12, 7)
     sent = frame.plan
     assert array("i", sent.append_pages) == ints(7, 8, 9)
-    assert array("i", sent.releases) == ints(5)
-    assert (sent.published_hashes, sent.published_parents) == (b"h" * 16, bytes(16))
+    rows_sent = [sent.releases, sent.new_rows.rows, sent.append_rows, sent.chunk_rows, sent.idle_rows]
+    assert [array("H", column).tolist() for column in rows_sent] == [[5], [4, 0], [4, 4, 0], [4], [1]]
+    assert (sent.published_hashes, sent.parent_hashes) == (b"h" * 16 + b"i" * 16, bytes(16))
+    assert array("i", sent.published_parents) == ints(-1, 3)
     assert array("i", sent.new_rows.num_token_ids) == ints(3, 1)
     assert array("i", sent.new_rows.token_ids) == ints(1, 2, 3, 9)
     assert array("Q", sent.new_rows.seeds) == array("Q", [2**64 - 1, 0])

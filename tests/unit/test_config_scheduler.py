@@ -77,6 +77,7 @@ def test_a_port_set_by_kubernetes_is_ignored(monkeypatch: pytest.MonkeyPatch) ->
     [
         (["--port", "x"], ["--port", "x", "integer"]),
         (["--port", "70000"], ["--port", "70000", "65535"]),
+        (["--max-num-seqs", "65537"], ["--max-num-seqs", "65537", "65536"]),
         (["--front-processes", "0"], ["--front-processes", "0", "1"]),
         (["--log-format", "xml"], ["--log-format", "xml", "'text' or 'json'"]),
         (["--host", "0.0.0.0"], ["--host", "0.0.0.0", "--allow-unauthenticated"]),

@@ -238,6 +238,8 @@ def test_a_worker_is_idle_when_nothing_waits_runs_or_is_in_flight() -> None:
 def test_limits_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="max_steps_in_flight"):
         CoreBench(config(max_steps_in_flight=0))
+    with pytest.raises(ValueError, match="max_num_seqs must be at most 65536"):
+        CoreBench(config(rows=65_537))
     with pytest.raises(ValueError, match="long_prefill_token_threshold"):
         CoreBench(config(long_prefill_token_threshold=-1))
 

@@ -16,6 +16,10 @@ def column(*values: int) -> bytes:
     return np.array(values, dtype="<i4").tobytes()
 
 
+def rows(*values: int) -> bytes:
+    return np.array(values, dtype="<u2").tobytes()
+
+
 def floats(*values: float) -> bytes:
     return np.array(values, dtype="<f4").tobytes()
 
@@ -23,9 +27,9 @@ def floats(*values: float) -> bytes:
 def make_message() -> pb.BatchPlan:
     """Two rows begin, with three and two tokens; everything a plan can carry is there."""
     return pb.BatchPlan(
-        releases=column(7),
+        releases=rows(7),
         new_rows=pb.NewRows(
-            rows=column(1, 2),
+            rows=rows(1, 2),
             num_prompt_tokens=column(3, 2),
             num_token_ids=column(3, 2),
             token_ids=column(10, 11, 12, 20, 21),
@@ -37,20 +41,21 @@ def make_message() -> pb.BatchPlan:
             top_ks=column(0, 40),
             min_ps=floats(0, 0.1),
         ),
-        append_rows=column(1, 2),
+        append_rows=rows(1, 2),
         append_pages=column(8, 9),
         copy_sources=column(4),
         copy_destinations=column(5),
-        chunk_rows=column(1, 2),
+        chunk_rows=rows(1, 2),
         chunk_tokens=column(3, 2),
         published_pages=column(3),
         published_hashes=bytes(16),
-        published_parents=bytes(16),
+        published_parents=column(-1),
+        parent_hashes=bytes(16),
         evicted_pages=column(6),
         group_ids=column(1),
         group_pages=column(1),
         group_sizes=column(2),
-        group_rows=column(1, 2),
+        group_rows=rows(1, 2),
         num_scheduled_rows=2,
         num_scheduled_tokens=5,
     )
@@ -66,6 +71,7 @@ def test_a_plan_is_read_as_it_was_written() -> None:
     plan = decode(make_message())
     assert (plan.epoch, plan.step_id, plan.num_scheduled_rows, plan.num_scheduled_tokens) == (2, 3, 2, 5)
     assert plan.releases.tolist() == [7]
+    assert (plan.append_rows.tolist(), plan.group_rows.tolist()) == ([1, 2], [1, 2])
     assert plan.new_rows.token_ids.tolist() == [10, 11, 12, 20, 21]
     assert plan.new_rows.seeds.tolist() == [5, 2**64 - 1]
     assert plan.new_rows.temperatures.tolist() == [0, 0.5]
@@ -148,7 +154,9 @@ def spoil_new_rows(**fields: Any) -> Callable[[pb.BatchPlan], None]:
         (spoil(copy_destinations=b""), "copy: columns of different lengths"),
         (spoil(chunk_tokens=column(3)), "chunk: columns of different lengths"),
         (spoil(published_hashes=bytes(15)), "published_hashes has 15 bytes for 1 pages"),
-        (spoil(published_parents=bytes(32)), "published_parents has 32 bytes for 1 pages"),
+        (spoil(published_parents=column(3)), "parent_hashes has 16 bytes for 0 pages"),
+        (spoil(published_parents=column(-1, 3)), "published: columns of different lengths"),
+        (spoil(parent_hashes=bytes(32)), "parent_hashes has 32 bytes for 1 pages"),
         (spoil(group_pages=b""), "group: columns"),
         (spoil(group_sizes=column(1)), "group_rows does not match"),
         (spoil(group_sizes=column(-1)), "negative size"),

@@ -207,6 +207,7 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("too few pages", appends([], []), "too few pages"),
     ("a page of another row", {"append_pages": int32s([12])}, "two rows would write one page"),
     ("published out of range", {"published_pages": int32s([40])}, "published_pages: an id outside"),
+    ("parent out of range", {"published_pages": int32s([3]), "published_parents": int32s([40])}, "published_parents"),
     ("evicted twice", {"evicted_pages": int32s([4, 4])}, "evicted_pages: an id twice"),
 ]
 

@@ -59,16 +59,18 @@ class SchedulerFrame(_message.Message):
     def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., plan: _Optional[_Union[BatchPlan, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., names: _Optional[_Union[PageNames, _Mapping]] = ...) -> None: ...
 
 class PageNames(_message.Message):
-    __slots__ = ("published_pages", "published_hashes", "published_parents", "evicted_pages")
+    __slots__ = ("published_pages", "published_hashes", "published_parents", "evicted_pages", "parent_hashes")
     PUBLISHED_PAGES_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_HASHES_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_PARENTS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PARENT_HASHES_FIELD_NUMBER: _ClassVar[int]
     published_pages: bytes
     published_hashes: bytes
     published_parents: bytes
     evicted_pages: bytes
-    def __init__(self, published_pages: _Optional[bytes] = ..., published_hashes: _Optional[bytes] = ..., published_parents: _Optional[bytes] = ..., evicted_pages: _Optional[bytes] = ...) -> None: ...
+    parent_hashes: bytes
+    def __init__(self, published_pages: _Optional[bytes] = ..., published_hashes: _Optional[bytes] = ..., published_parents: _Optional[bytes] = ..., evicted_pages: _Optional[bytes] = ..., parent_hashes: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "device", "page_size", "num_pages", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "model_card", "cache_fingerprint", "inventory", "num_ranks", "rank", "pid", "version")
@@ -212,7 +214,7 @@ class Heartbeat(_message.Message):
     def __init__(self, last_received_step_id: _Optional[int] = ...) -> None: ...
 
 class BatchPlan(_message.Message):
-    __slots__ = ("releases", "new_rows", "append_rows", "append_pages", "copy_sources", "copy_destinations", "chunk_rows", "chunk_tokens", "idle_rows", "published_pages", "published_hashes", "published_parents", "evicted_pages", "group_ids", "group_pages", "group_sizes", "group_rows", "num_scheduled_rows", "num_scheduled_tokens", "grammars")
+    __slots__ = ("releases", "new_rows", "append_rows", "append_pages", "copy_sources", "copy_destinations", "chunk_rows", "chunk_tokens", "idle_rows", "published_pages", "published_hashes", "published_parents", "evicted_pages", "group_ids", "group_pages", "group_sizes", "group_rows", "num_scheduled_rows", "num_scheduled_tokens", "grammars", "parent_hashes")
     RELEASES_FIELD_NUMBER: _ClassVar[int]
     NEW_ROWS_FIELD_NUMBER: _ClassVar[int]
     APPEND_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +235,7 @@ class BatchPlan(_message.Message):
     NUM_SCHEDULED_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_SCHEDULED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GRAMMARS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_HASHES_FIELD_NUMBER: _ClassVar[int]
     releases: bytes
     new_rows: NewRows
     append_rows: bytes
@@ -253,7 +256,8 @@ class BatchPlan(_message.Message):
     num_scheduled_rows: int
     num_scheduled_tokens: int
     grammars: _containers.RepeatedCompositeFieldContainer[Grammar]
-    def __init__(self, releases: _Optional[bytes] = ..., new_rows: _Optional[_Union[NewRows, _Mapping]] = ..., append_rows: _Optional[bytes] = ..., append_pages: _Optional[bytes] = ..., copy_sources: _Optional[bytes] = ..., copy_destinations: _Optional[bytes] = ..., chunk_rows: _Optional[bytes] = ..., chunk_tokens: _Optional[bytes] = ..., idle_rows: _Optional[bytes] = ..., published_pages: _Optional[bytes] = ..., published_hashes: _Optional[bytes] = ..., published_parents: _Optional[bytes] = ..., evicted_pages: _Optional[bytes] = ..., group_ids: _Optional[bytes] = ..., group_pages: _Optional[bytes] = ..., group_sizes: _Optional[bytes] = ..., group_rows: _Optional[bytes] = ..., num_scheduled_rows: _Optional[int] = ..., num_scheduled_tokens: _Optional[int] = ..., grammars: _Optional[_Iterable[_Union[Grammar, _Mapping]]] = ...) -> None: ...
+    parent_hashes: bytes
+    def __init__(self, releases: _Optional[bytes] = ..., new_rows: _Optional[_Union[NewRows, _Mapping]] = ..., append_rows: _Optional[bytes] = ..., append_pages: _Optional[bytes] = ..., copy_sources: _Optional[bytes] = ..., copy_destinations: _Optional[bytes] = ..., chunk_rows: _Optional[bytes] = ..., chunk_tokens: _Optional[bytes] = ..., idle_rows: _Optional[bytes] = ..., published_pages: _Optional[bytes] = ..., published_hashes: _Optional[bytes] = ..., published_parents: _Optional[bytes] = ..., evicted_pages: _Optional[bytes] = ..., group_ids: _Optional[bytes] = ..., group_pages: _Optional[bytes] = ..., group_sizes: _Optional[bytes] = ..., group_rows: _Optional[bytes] = ..., num_scheduled_rows: _Optional[int] = ..., num_scheduled_tokens: _Optional[int] = ..., grammars: _Optional[_Iterable[_Union[Grammar, _Mapping]]] = ..., parent_hashes: _Optional[bytes] = ...) -> None: ...
 
 class NewRows(_message.Message):
     __slots__ = ("rows", "num_prompt_tokens", "num_token_ids", "token_ids", "num_cached_tokens", "output_indices", "seeds", "temperatures", "top_ps", "top_ks", "min_ps", "grammar_ids", "options")
