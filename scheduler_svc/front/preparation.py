@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pagewire.internal.v1 import front_pb2
 from pagewire.v1 import generation_pb2
 
-from scheduler_svc.columns import ints, read_ints
+from scheduler_svc.columns import ints, pack, read_ints
 from scheduler_svc.core.page_hash import root_hash
 from scheduler_svc.front.caller import CALLER
 from scheduler_svc.front.errors import FrontError, InternalError, InvalidRequestError, NotFoundError, Reason
@@ -237,12 +237,21 @@ def resumed(submit: Any, model: ServedModel) -> PreparedRequest:
 def _make_resumable(submit: Any, request: Any) -> None:
     """Adds what another front needs to continue it, and what tells the same request from another of its id."""
     submit.resume_grace_ms = request.scheduling.resume_grace_ms
-    content = request.SerializeToString(deterministic=True)
-    submit.content_digest = hashlib.blake2b(content, digest_size=16).digest()
+    submit.content_digest = _digest(request)
     options = generation_pb2.GenerateRequest()
     options.stop.CopyFrom(request.stop)
     options.output.CopyFrom(request.output)
     submit.front_options = options.SerializeToString()
+
+
+def _digest(request: Any) -> bytes:
+    """Of all that a request says; the same whether its token ids came as numbers or packed."""
+    content = request
+    if len(request.token_ids.ids):
+        content = generation_pb2.GenerateRequest()
+        content.CopyFrom(request)
+        content.token_ids.CopyFrom(generation_pb2.TokenIds(packed_ids=pack("I", request.token_ids.ids[:])))
+    return hashlib.blake2b(content.SerializeToString(deterministic=True), digest_size=16).digest()
 
 
 def _described(

@@ -6,6 +6,7 @@ the proto's comments. NaN fails every range, because each check asks whether the
 """
 
 import json
+from array import array
 from typing import Any
 
 from scheduler_svc.columns import ids_are_below
@@ -112,8 +113,8 @@ def check_prompt(request: Any, kind: str | None, model: ServedModel, bad: Violat
 
 def check_ids(field: str, token_ids: Any, vocab_size: int, bad: Violations) -> None:
     """Each id lies in the vocabulary; the first that does not is named."""
-    if len(token_ids) and max(token_ids) >= vocab_size:
-        place = next(place for place, token_id in enumerate(token_ids) if token_id >= vocab_size)
+    if len(token_ids) and (max(token_ids) >= vocab_size or min(token_ids) < 0):
+        place = next(place for place, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
         bad.add(f"{field}[{place}]", f"{token_ids[place]} is no token id; they are below {vocab_size}")
 
 
@@ -131,7 +132,8 @@ def _check_token_ids(request: Any, model: ServedModel, bad: Violations) -> None:
     bad.unless(not fault, "token_ids.packed_ids", fault)
     kept = kept_ids(request, model.max_model_len)
     if not ids_are_below(kept, model.vocab_size):
-        check_ids("token_ids.ids", kept, model.vocab_size, bad)
+        is_packed = len(request.token_ids.packed_ids) > 0  # packed ones are int32
+        check_ids("token_ids.ids", array("i", kept.tobytes()) if is_packed else kept, model.vocab_size, bad)
 
 
 def _check_chat(chat: Any, model: ServedModel, bad: Violations) -> None:

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import threading
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -226,6 +227,16 @@ def test_the_same_id_and_content_is_the_same_request(stack: ScriptedStack) -> No
         again = stack.client.generate([8, 8], resume_grace_ms=GRACE_MS, **options)
         assert again == whole
         assert sum(recorded.plan.HasField("new_rows") for recorded in worker.plans) == 1
+
+
+def test_ids_that_come_packed_are_those_of_the_same_request(stack: ScriptedStack, worker: ScriptedWorker) -> None:
+    channel, stub = stub_of(stack)
+    plain, packed = request_of([8, 12], "either way"), request_of([], "either way")
+    packed.token_ids.packed_ids = array("i", [8, 12]).tobytes()
+    with channel:
+        told = [stub.GenerateOnce(pb.GenerateOnceRequest(request=each), timeout=20) for each in (plain, packed, plain)]
+    assert told[0] == told[1] == told[2]
+    assert sum(recorded.plan.HasField("new_rows") for recorded in worker.plans) == 1
 
 
 def test_what_one_entry_took_over_from_another_can_be_cancelled_in_the_stream(

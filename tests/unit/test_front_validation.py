@@ -202,9 +202,14 @@ def packed(*ids: int) -> pb.TokenIds:
 
 def test_packed_ids_are_judged_as_plain_ones() -> None:
     options = pb.PromptOptions(truncate_prompt_tokens=2)
-    for ids in ([1, 2], [1, 299, 300, 10**9], [10**9, 1, 2], [1, 2**32 - 1], [0] * 400):
+    for ids in ([1, 2], [1, 299, 300, 10**9], [10**9, 1, 2], [0] * 400):
         for more in ({}, {"prompt_options": options}):
             assert violations(token_ids=packed(*ids), **more) == violations(token_ids=pb.TokenIds(ids=ids), **more)
+
+
+def test_a_negative_packed_id_is_told_as_what_it_is() -> None:
+    (told,) = violations(token_ids=packed(1, 2**32 - 1)).items()
+    assert told == ("token_ids.ids[1]", "-1 is no token id; they are below 300")
 
 
 def test_packed_ids_come_alone_and_whole() -> None:
