@@ -26,12 +26,12 @@ from pagewire_client import SamplingParams
 from pagewire_client.options import text_request
 
 from benchmarks.gpu_shapes import write_model
-from gpu_worker import codec as worker_codec
+from gpu_worker import codec as gpu_codec
 from gpu_worker.batch_plan import StepResult as WorkerResult
 from gpu_worker.request_rows import RequestRows, RowLimits
 from gpu_worker.step_columns import fill_columns, layout_of
 from gpu_worker.step_shape import GraphShapes
-from scheduler_svc import codec
+from scheduler_svc import front_codec, worker_codec
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import CoreConfig, StepId, StepResult, WorkerCard, WorkerId
 from scheduler_svc.expected_rows import ExpectedRows
@@ -150,21 +150,21 @@ class Way:
         submit.key = number
         frame = front_pb2.FrontFrame(session=1, front_id=7, submits=[submit]).SerializeToString()
         watch.next_process()
-        watch.time("scheduler reads and submits", lambda: self.desk.apply(codec.read_front_frame(frame), now))
+        watch.time("scheduler reads and submits", lambda: self.desk.apply(front_codec.read_front_frame(frame), now))
         plan = watch.time("scheduler plans", lambda: self.core.plan(WORKER, now))[0]
         if plan is None:
             raise SystemExit("nothing was planned")
         self.expected.apply(plan)
-        told = watch.time("scheduler writes the plan", lambda: codec.plan(1, 1, plan))
+        told = watch.time("scheduler writes the plan", lambda: worker_codec.plan(1, 1, plan))
         watch.next_process()
         decoded = watch.time("worker reads the plan", lambda: _decoded(told))
         work = watch.time("worker accounts", lambda: self.rows.advance(decoded))
         watch.time("worker fills inputs", lambda: self._fill(work))
         row = int(work.sampled_rows[0])
         ended = WorkerResult(step_id=plan.step_id, epoch=1, rows=work.sampled_rows, token_ids=np.array([97], np.int32))
-        answer = worker_codec.encode_result(1, ended)
+        answer = gpu_codec.encode_result(1, ended)
         watch.next_process()
-        read = watch.time("scheduler reads the result", lambda: codec.read_worker_frame(answer).body)
+        read = watch.time("scheduler reads the result", lambda: worker_codec.read_worker_frame(answer).body)
         if not isinstance(read, ReadResult) or list(read.rows) != [row]:
             raise SystemExit("another row sampled")
         watch.time("scheduler commits and tells", lambda: self._commit(plan.step_id, read, now))
@@ -208,10 +208,10 @@ def _asked(name: str, prompt: list[int]) -> bytes:
 
 
 def _decoded(content: bytes) -> Any:
-    frame = worker_codec.decode_frame(content)
+    frame = gpu_codec.decode_frame(content)
     if frame is None:
         raise SystemExit("the plan is no frame")
-    return worker_codec.decode_plan(frame)
+    return gpu_codec.decode_plan(frame)
 
 
 async def main() -> int:

@@ -33,7 +33,7 @@ from typing import NamedTuple
 from pagewire.internal.v1 import front_pb2, worker_pb2
 
 from benchmarks.measure import percentile
-from scheduler_svc import codec, columns
+from scheduler_svc import columns, front_codec, worker_codec
 from scheduler_svc.core.page_hash import hash_pages, root_hash
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import CoreConfig, StepId, StepResult, WorkerCard, WorkerId
@@ -156,13 +156,13 @@ class Bench:
     # What is measured.
 
     def read_front(self, content: bytes) -> FrontMessage:
-        return codec.read_front_frame(content)
+        return front_codec.read_front_frame(content)
 
     def apply(self, message: FrontMessage) -> None:
         self.desk.apply(message, self.now)
 
     def take_result(self, content: bytes) -> None:
-        message = codec.read_worker_frame(content)
+        message = worker_codec.read_worker_frame(content)
         body, (step_id, rows) = message.body, self.flying.popleft()
         if not isinstance(body, WorkerResult) or body.rows != rows or not ids_exist(body, VOCABULARY):
             raise RuntimeError("the imitated worker is wrong")
@@ -177,7 +177,7 @@ class Bench:
             return b""
         self.flying.append((plan.step_id, self.expected.apply(plan)))
         self.desk.deliver(events, self.now)
-        return codec.plan(1, 1, plan)
+        return worker_codec.plan(1, 1, plan)
 
     def flush(self) -> bytes:
         return self.link.box.take(1) if self.link.box else b""

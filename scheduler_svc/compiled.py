@@ -25,8 +25,8 @@ _CORE = (
     *("tally", "token_ring", "types", "waiting", "worker"),
 )
 _SERVICE = (
-    *("codec", "columns", "drain_rate", "ended_requests", "expected_rows", "front_desk", "histogram", "messages"),
-    *("outbox", "output_key", "request_metrics", "requests"),
+    *("columns", "drain_rate", "ended_requests", "expected_rows", "front_codec", "front_desk", "histogram"),
+    *("messages", "outbox", "output_key", "replies", "request_metrics", "requests", "worker_codec"),
 )
 SOURCES = (*(f"core/{name}.py" for name in _CORE), *(f"{name}.py" for name in _SERVICE))
 """What is compiled: what a step runs through."""

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 import zmq
 
-from scheduler_svc import codec, exposition
+from scheduler_svc import exposition, replies
 from scheduler_svc.core.errors import CoreError, InvariantViolation
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Admitted, CoreConfig, EndReason, StepId, WorkerId
@@ -368,7 +368,7 @@ class Engine:
         if query.kind in ("drain", "drain_ms"):
             self._log.info("drain_asked_for", milliseconds=query.milliseconds)
             self.drain(None if query.milliseconds is None else query.milliseconds / 1000)
-            reply = codec.reply(query.query_id, codec.drain_response())
+            reply = replies.reply(query.query_id, replies.drain_response())
         elif query.kind == "remove_worker_id":
             reply = self._remove_worker(query, now)
         else:
@@ -380,9 +380,9 @@ class Engine:
     def _remove_worker(self, query: Query, now: float) -> Any:
         worker_id = WorkerId(query.worker_id)
         if worker_id not in self.workers.worker_ids:
-            return codec.reply(query.query_id, code=Code.NOT_FOUND, message="there is no such worker")
+            return replies.reply(query.query_id, code=Code.NOT_FOUND, message="there is no such worker")
         self._apply_worker_events(self.workers.dismiss(worker_id, "an operator removes it", now), now)
-        return codec.reply(query.query_id, codec.remove_worker_response())
+        return replies.reply(query.query_id, replies.remove_worker_response())
 
     def _tell_service(self) -> None:
         hellos, model = self.workers.hellos.values(), self.workers.model

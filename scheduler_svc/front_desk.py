@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from scheduler_svc import codec
+from scheduler_svc import front_codec
 from scheduler_svc.columns import ids_are_below
 from scheduler_svc.core.errors import InvariantViolation, RejectCode, RequestRejected
 from scheduler_svc.core.scheduler import Scheduler
@@ -244,7 +244,7 @@ class FrontDesk:
             return
         if request.progress_events:
             position = max(0, self._core.num_waiting - len(request.outputs))
-            event = codec.queued(front_key, position, "waits for its turn")
+            event = front_codec.queued(front_key, position, "waits for its turn")
             self._link.outbox(front_id).add_progress(front_key, "queued", event)
         self.deliver(events, now)
 
@@ -281,7 +281,7 @@ class FrontDesk:
         if retry_ms is None:
             retry_ms = self._unavailable_retry_ms if code == Code.UNAVAILABLE else 0
         num_waiting = self._core.num_waiting if code == Code.RESOURCE_EXHAUSTED else 0
-        rejected = codec.rejected(front_key, code, reason, message, field, retry_ms, num_waiting)
+        rejected = front_codec.rejected(front_key, code, reason, message, field, retry_ms, num_waiting)
         self._link.outbox(front_id).add_event(rejected)
 
     def _retry_ms(self, code: Code, now: float) -> int | None:
@@ -294,7 +294,7 @@ class FrontDesk:
         summary = self.summary(request)
         for output in request.outputs:
             self._give_back(output, now)
-        self._link.outbox(request.front_id).add_event(codec.request_failed(request.front_key, summary))
+        self._link.outbox(request.front_id).add_event(front_codec.request_failed(request.front_key, summary))
         self.resumptions.drop(request)
         self.requests.remove(request)
         self.metrics.requests.request_failed(request)
@@ -330,7 +330,7 @@ class FrontDesk:
                 self._end(output, event, now)
             elif isinstance(event, Held):
                 output.held_at = event.num_output_tokens
-                held = codec.held(output.request.front_key, output.index, event.num_output_tokens)
+                held = front_codec.held(output.request.front_key, output.index, event.num_output_tokens)
                 self._link.outbox(output.request.front_id).add_event(held)
             else:
                 self._progress(output, event, now)
@@ -351,7 +351,7 @@ class FrontDesk:
             output.num_refused_plans = 0
             kind = "prefill"
         if request.progress_events:
-            self._link.outbox(request.front_id).add_progress(key, kind, codec.progress(key, event))
+            self._link.outbox(request.front_id).add_progress(key, kind, front_codec.progress(key, event))
 
     def _end(self, output: Output, ended: Ended, now: float) -> None:
         request, key = output.request, output.request.front_key
@@ -362,12 +362,12 @@ class FrontDesk:
         if ended.admitted_at is None:
             self._queue_rate.count(now)
         box = self._link.outbox(request.front_id)
-        box.add_event(codec.output_ended(key, output.index, ended, request.cancelled_elsewhere))
+        box.add_event(front_codec.output_ended(key, output.index, ended, request.cancelled_elsewhere))
         if not request.is_over:
             return
         summary = request.summary()
         retry_ms = self._unavailable_retry_ms if summary.reason in _RETRY_ENDS else 0
-        box.add_event(codec.request_ended(key, summary, retry_ms))
+        box.add_event(front_codec.request_ended(key, summary, retry_ms))
         self.ended.keep(request, now)
         self.resumptions.keep(request, now)
         self.requests.remove(request)

@@ -7,12 +7,11 @@ waits for a front and never drops what belongs to a living request.
 
 from dataclasses import dataclass, field
 
-from scheduler_svc import codec
-from scheduler_svc.codec import FrameError
+from scheduler_svc import front_codec
 from scheduler_svc.core.value import value
 from scheduler_svc.liveness import OwnStalls
 from scheduler_svc.log import MOST_COMINGS, SparseLog
-from scheduler_svc.messages import PROTOCOL_VERSION, FrontMessage, Service
+from scheduler_svc.messages import PROTOCOL_VERSION, FrameError, FrontMessage, Service, only_part
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.output_key import MAX_FRONTS
 from scheduler_svc.router import Peer, Router, Sent
@@ -132,7 +131,7 @@ class FrontLink:
                 if not self._send(front, front.outbox.take(self._session), now):
                     break
             if now - front.last_sent >= self._heartbeat_seconds and not front.outbox:
-                self._send(front, codec.front_frame(self._session), now)
+                self._send(front, front_codec.front_frame(self._session), now)
 
     def has_waiting(self) -> bool:
         """Whether a front's queue had no room for all that waits for it."""
@@ -147,7 +146,7 @@ class FrontLink:
 
     def _read(self, peer: Peer, parts: list[bytes], now: float) -> None:
         try:
-            message = codec.read_front_frame(codec.only_part(parts))
+            message = front_codec.read_front_frame(only_part(parts))
         except FrameError as error:
             self.num_faults += 1
             size = sum(map(len, parts))
@@ -172,12 +171,12 @@ class FrontLink:
         if message.protocol_version != PROTOCOL_VERSION:
             reason = f"protocol version {message.protocol_version}; this scheduler speaks {PROTOCOL_VERSION}"
             self._comings.warning("front_refused", now, pid=message.pid, reason=reason)
-            self._router.send(peer, codec.front_frame(self._session, refusal=reason))
+            self._router.send(peer, front_codec.front_frame(self._session, refusal=reason))
             return None
         if front is None:
             if not self._has_room(message):
                 reason = f"{MAX_FRONTS} fronts are here already"
-                self._router.send(peer, codec.front_frame(self._session, refusal=reason))
+                self._router.send(peer, front_codec.front_frame(self._session, refusal=reason))
                 return None
             front = self._attach(peer, message, now)
             self._comings.info("front_joined", now, front=f"{front.front_id:016x}", pid=front.pid)
@@ -208,7 +207,7 @@ class FrontLink:
         self.num_faults += 1
         if now - self._hints.get(peer, -_HINT_SECONDS) >= _HINT_SECONDS:
             self._hints[peer] = now
-            self._router.send(peer, codec.front_frame(self._session))
+            self._router.send(peer, front_codec.front_frame(self._session))
 
     def _lose(self, front: _Front, reason: str, now: float) -> None:
         if front.peer is None:

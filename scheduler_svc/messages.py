@@ -1,6 +1,6 @@
-"""What workers and fronts say and are told, as plain values between the codec and the links.
+"""What workers and fronts say and are told, as plain values between the codecs and the links.
 
-Nothing here knows how a frame looks; the codec alone does. Columns have been checked when such a value exists.
+Nothing here knows how a frame looks; the codecs alone do. Columns have been checked when such a value exists.
 """
 
 from array import array
@@ -49,6 +49,20 @@ STATUS_OF_END = {
 """The status of a request that ends as a whole for this reason; OK for any other."""
 
 
+class FrameError(ValueError):
+    """The bytes are no frame, or its columns do not fit one another."""
+
+
+def only_part(parts: Sequence[bytes]) -> bytes:
+    """The one part that a message of a peer of ours has.
+
+    Raises: FrameError.
+    """
+    if len(parts) != 1:
+        raise FrameError(f"a message of {len(parts)} parts")
+    return parts[0]
+
+
 # From workers.
 
 
@@ -61,10 +75,8 @@ class WorkerHello:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    num_ranks: int
     rank: int
     pid: int
-    version: str
     model_name: str
     digest: str
     vocab_size: int

@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from scheduler_svc import codec
-from scheduler_svc.codec import FrontEvent, FrontLogprobs
+from scheduler_svc import front_codec
+from scheduler_svc.front_codec import FrontEvent, FrontLogprobs
 from scheduler_svc.messages import Service
 
 MAX_FRAME_TOKENS = 1024 * 1024
@@ -47,7 +47,7 @@ class Outbox:
 
     def add_logprobs(self, key: int, content: bytes) -> None:
         """Log probabilities of an output's next token, after the token itself, or of its prompt."""
-        self._logprobs.append(codec.output_logprobs(key, content))
+        self._logprobs.append(front_codec.output_logprobs(key, content))
 
     def add_event(self, event: FrontEvent) -> None:
         self._events.append(event)
@@ -70,8 +70,8 @@ class Outbox:
         keys, token_ids = self._keys[:MAX_FRAME_TOKENS], self._token_ids[:MAX_FRAME_TOKENS]
         del self._keys[:MAX_FRAME_TOKENS], self._token_ids[:MAX_FRAME_TOKENS]
         if self._keys:
-            return codec.front_frame(session, keys=keys, token_ids=token_ids)
-        frame = codec.front_frame(
+            return front_codec.front_frame(session, keys=keys, token_ids=token_ids)
+        frame = front_codec.front_frame(
             session,
             service=self._service,
             keys=keys,

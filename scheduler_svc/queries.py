@@ -4,7 +4,7 @@ from typing import Any
 
 import structlog
 
-from scheduler_svc import codec
+from scheduler_svc import replies
 from scheduler_svc.core.errors import InvariantViolation, RequestRejected
 from scheduler_svc.core.explain import sentence
 from scheduler_svc.core.scheduler import Scheduler
@@ -46,9 +46,9 @@ class Queries:
     def reply(self, query: Query, num_link_faults: int, now: float) -> Any:
         """A Reply message."""
         try:
-            return codec.reply(query.query_id, self._answer(query, num_link_faults, now))
+            return replies.reply(query.query_id, self._answer(query, num_link_faults, now))
         except QueryFailed as failure:
-            return codec.reply(
+            return replies.reply(
                 query.query_id,
                 code=failure.code,
                 message=failure.message,
@@ -59,17 +59,17 @@ class Queries:
             raise
         except Exception:
             self._log.exception("query_failed", kind=query.kind)
-            return codec.reply(query.query_id, code=Code.INTERNAL, message="the scheduler failed on this question")
+            return replies.reply(query.query_id, code=Code.INTERNAL, message="the scheduler failed on this question")
 
     def _answer(self, query: Query, num_link_faults: int, now: float) -> bytes:
         if query.kind == "load":
             return self._load(num_link_faults)
         if query.kind == "workers":
-            return codec.workers_response(self._core.counts(), self._workers.hellos)
+            return replies.workers_response(self._core.counts(), self._workers.hellos)
         if query.limits is not None:
             return self._update_limits(query.limits, now)
         if query.kind == "reset_prefix_cache":
-            return codec.reset_response(self._core.reset_prefix_cache(now))
+            return replies.reset_response(self._core.reset_prefix_cache(now))
         if query.kind == "explain_prefix":
             return self._explain_prefix(query)
         if query.submission is not None:
@@ -79,7 +79,7 @@ class Queries:
         if query.kind == "unpin_id":
             return self._unpin(query, now)
         if query.kind == "list_pins":
-            return codec.pins_response(self._core.pins(query.tenant), now)
+            return replies.pins_response(self._core.pins(query.tenant), now)
         if query.kind not in ("cancel_request_id", "get_request_id", "explain_request_id"):
             raise QueryFailed(Code.UNIMPLEMENTED, "the scheduler does not know this question")
         if not query.request_id:
@@ -94,11 +94,11 @@ class Queries:
         except LimitRefused as refused:
             raise QueryFailed(Code.INVALID_ARGUMENT, refused.message, refused.field) from None
         self._core.update_limits(limits, now)
-        return codec.limits_response(limits, self._core.started.scheduling_policy)
+        return replies.limits_response(limits, self._core.started.scheduling_policy)
 
     def _load(self, num_link_faults: int) -> bytes:
         steps = self._desk.metrics.steps
-        return codec.load_response(self._core.counts(), num_link_faults, steps.first_token, steps.inter_token)
+        return replies.load_response(self._core.counts(), num_link_faults, steps.first_token, steps.inter_token)
 
     def _cancel(self, query: Query, now: float) -> bytes:
         request = self._desk.requests.by_id(query.tenant, query.request_id)
@@ -107,13 +107,15 @@ class Queries:
             self._desk.cancel(request, EndReason.CANCELLED, now)
         elif self._desk.ended.get(query.tenant, query.request_id, now) is None:
             raise QueryFailed(Code.NOT_FOUND, "there is no such request")
-        return codec.cancel_response()
+        return replies.cancel_response()
 
     def _get(self, query: Query, now: float) -> bytes:
         request = self._find(query, now)
         if request is None:
             raise QueryFailed(Code.NOT_FOUND, "there is no such request")
-        return codec.request_response(request.request_id, request.state, self._desk.summary(request), request.endings())
+        return replies.request_response(
+            request.request_id, request.state, self._desk.summary(request), request.endings()
+        )
 
     def _find(self, query: Query, now: float) -> Request | None:
         """The request asked about, live or ended."""
@@ -131,7 +133,7 @@ class Queries:
         own = {key: f"output {index}" for index, key in enumerate(keys)}
         found.sort(key=lambda entry: entry[1].at)
         began = found[0][1].at
-        return codec.explain_response(
+        return replies.explain_response(
             (
                 decision.at - began,
                 decision.step_id,
@@ -144,7 +146,7 @@ class Queries:
         if query.prefix is None:
             raise QueryFailed(Code.INVALID_ARGUMENT, "the prompt cannot be read")
         try:
-            return codec.prefix_response(self._core.explain_prefix(query.prefix))
+            return replies.prefix_response(self._core.explain_prefix(query.prefix))
         except RequestRejected as error:
             raise QueryFailed.rejected(error) from None
 
@@ -155,7 +157,7 @@ class Queries:
             quote = self._core.quote(new_request(submission, RequestKey(0), now), now)
         except RequestRejected as error:
             raise QueryFailed.rejected(error) from None
-        return codec.quote_response(len(submission.prompt), quote)
+        return replies.quote_response(len(submission.prompt), quote)
 
     def _pin(self, query: Query, now: float) -> bytes:
         """Answered by what the pin holds at once."""
@@ -164,14 +166,14 @@ class Queries:
             raise QueryFailed(Code.INVALID_ARGUMENT, "the prefix cannot be read")
         pin = NewPin(tenant=query.tenant, pin_id=asked.pin_id, page_hashes=asked.page_hashes, until=now + asked.seconds)
         try:
-            return codec.pin_response(self._core.pin(pin, now), now)
+            return replies.pin_response(self._core.pin(pin, now), now)
         except RequestRejected as error:
             raise QueryFailed.rejected(error) from None
 
     def _unpin(self, query: Query, now: float) -> bytes:
         if not self._core.unpin((query.tenant, query.unpin_id), now):
             raise QueryFailed(Code.NOT_FOUND, "there is no such pin", reason="PIN_NOT_FOUND")
-        return codec.unpin_response()
+        return replies.unpin_response()
 
     def _name(self, key: RequestKey) -> str:
         """How people know the request of an output."""

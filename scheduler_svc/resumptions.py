@@ -12,7 +12,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from scheduler_svc import codec
+from scheduler_svc import front_codec
 from scheduler_svc.core.types import RequestKey
 from scheduler_svc.ended_requests import KEEP_BYTES
 from scheduler_svc.front_link import FrontLink
@@ -86,10 +86,10 @@ class Resumptions:
         """A front that still has the request hears that it is gone."""
         if request.front_id != NO_FRONT and not request.is_over:
             message = "the request is read by another stream now"
-            told = codec.rejected(request.front_key, Code.CANCELLED, "RESUMED_ELSEWHERE", message)
+            told = front_codec.rejected(request.front_key, Code.CANCELLED, "RESUMED_ELSEWHERE", message)
             self._link.outbox(request.front_id).add_event(told)
         box = self._link.outbox(front_id)
-        box.add_event(codec.resumed(front_key, record.submit))
+        box.add_event(front_codec.resumed(front_key, record.submit))
         self._tell_past(request, record, front_key, box)
         if not request.is_over:
             record.broken_at = None
@@ -101,12 +101,12 @@ class Resumptions:
         for output, token_ids in zip(request.outputs, record.token_ids, strict=True):
             box.add_tokens([output_key(0, front_key, output.index)] * len(token_ids), token_ids)
             if output.ended is not None:
-                ended = codec.output_ended(front_key, output.index, output.ended, request.cancelled_elsewhere)
+                ended = front_codec.output_ended(front_key, output.index, output.ended, request.cancelled_elsewhere)
                 box.add_event(ended)
             elif output.held_at is not None:
-                box.add_event(codec.held(front_key, output.index, output.held_at))
+                box.add_event(front_codec.held(front_key, output.index, output.held_at))
         if request.is_over:
-            box.add_event(codec.request_ended(front_key, request.summary(), 0))
+            box.add_event(front_codec.request_ended(front_key, request.summary(), 0))
 
     def keep(self, request: Request, now: float) -> None:
         """An ended request can be resumed for its grace."""

@@ -13,8 +13,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scheduler_svc import codec
-from scheduler_svc.codec import FrameError
+from scheduler_svc import worker_codec
 from scheduler_svc.core.errors import WorkerRejected
 from scheduler_svc.core.types import BatchPlan, PageNames, Published, StepId, StepResult, WorkerCard, WorkerId
 from scheduler_svc.core.value import value
@@ -24,12 +23,14 @@ from scheduler_svc.joined_worker import JoinedWorker, PlanInFlight
 from scheduler_svc.liveness import OwnStalls
 from scheduler_svc.log import MOST_COMINGS, SparseLog
 from scheduler_svc.messages import (
+    FrameError,
     WorkerGoodbye,
     WorkerHeartbeat,
     WorkerHello,
     WorkerMessage,
     WorkerRefusal,
     WorkerResult,
+    only_part,
 )
 from scheduler_svc.router import Peer, Router, Sent
 
@@ -143,14 +144,14 @@ class WorkerLink:
             step_id=plan.step_id, expected=expected, num_tokens=plan.num_scheduled_tokens, since=now
         )
         worker.in_flight.append(in_flight)
-        worker.outgoing.append(codec.plan(self.session, worker.epoch, plan))
+        worker.outgoing.append(worker_codec.plan(self.session, worker.epoch, plan))
         self._send_waiting(worker, now)
 
     def send_names(self, names: PageNames, now: float) -> None:
         """Tells names of pages behind all plans so far, and before those to come."""
         worker = self._by_id.get(names.worker_id)
         if worker is not None:
-            worker.names.append(codec.names(self.session, worker.epoch, names))
+            worker.names.append(worker_codec.names(self.session, worker.epoch, names))
             self._send_waiting(worker, now)
 
     def flush(self, now: float) -> list[LinkEvent]:
@@ -159,7 +160,7 @@ class WorkerLink:
             if worker.outgoing or worker.names:
                 self._send_waiting(worker, now)
             elif now - worker.last_sent >= self._heartbeat_seconds:
-                self._send(worker, codec.heartbeat(self.session, worker.epoch), now)
+                self._send(worker, worker_codec.heartbeat(self.session, worker.epoch), now)
         return self._take_events()
 
     def has_waiting(self) -> bool:
@@ -183,20 +184,20 @@ class WorkerLink:
         worker = self._by_id.get(worker_id)
         if worker is not None:
             self.num_faults += 1
-            self._router.send(worker.peer, codec.refusal(self.session, worker.epoch, reason, retryable=False))
+            self._router.send(worker.peer, worker_codec.refusal(self.session, worker.epoch, reason, retryable=False))
             self._lose(worker, reason, now)
 
     def dismiss(self, worker_id: WorkerId, reason: str, now: float) -> list[LinkEvent]:
         """Tells a worker to end, and forgets it. Nothing for an unknown one."""
         worker = self._by_id.get(worker_id)
         if worker is not None:
-            self._router.send(worker.peer, codec.goodbye(self.session, worker.epoch, reason, for_good=True))
+            self._router.send(worker.peer, worker_codec.goodbye(self.session, worker.epoch, reason, for_good=True))
             self._lose(worker, reason, now)
         return self._take_events()
 
     def close(self, reason: str) -> None:
         for worker in self._by_id.values():
-            self._router.send(worker.peer, codec.goodbye(self.session, worker.epoch, reason))
+            self._router.send(worker.peer, worker_codec.goodbye(self.session, worker.epoch, reason))
         self._router.close()
 
     def _take_events(self) -> list[LinkEvent]:
@@ -207,7 +208,7 @@ class WorkerLink:
 
     def _read(self, peer: Peer, parts: list[bytes], now: float) -> None:
         try:
-            message = codec.read_worker_frame(codec.only_part(parts))
+            message = worker_codec.read_worker_frame(only_part(parts))
         except FrameError as error:
             self._read_garbage(peer, sum(map(len, parts)), str(error), now)
             return
@@ -234,7 +235,7 @@ class WorkerLink:
             return
         if now - self._resyncs.get(peer, -_RESYNC_SECONDS) >= _RESYNC_SECONDS:
             self._resyncs[peer] = now
-            self._router.send(peer, codec.resync(self.session, message.epoch, "this epoch is not known"))
+            self._router.send(peer, worker_codec.resync(self.session, message.epoch, "this epoch is not known"))
 
     def _read_body(self, worker: JoinedWorker, message: WorkerMessage, now: float) -> None:
         body = message.body
@@ -302,7 +303,7 @@ class WorkerLink:
         if refusal:
             self.num_faults += 1
             self._comings.warning("worker_refused", now, device=hello.device, pid=hello.pid, reason=refusal)
-            self._router.send(peer, codec.refusal(self.session, message.epoch, refusal, retryable=False))
+            self._router.send(peer, worker_codec.refusal(self.session, message.epoch, refusal, retryable=False))
             return
         self._welcome(peer, message.epoch, hello, now)
 
@@ -347,13 +348,13 @@ class WorkerLink:
     def _welcome_frame(self, worker: JoinedWorker) -> bytes:
         heartbeat_ms = int(self._heartbeat_seconds * 1000)
         identity = self._terms.identity(worker.hello)
-        return codec.welcome(
+        return worker_codec.welcome(
             self.session, worker.epoch, worker.worker_id, worker.first_step_id, heartbeat_ms, worker.is_warm, identity
         )
 
     def _resync_joined(self, worker: JoinedWorker, reason: str, now: float) -> None:
         self.num_faults += 1
-        self._router.send(worker.peer, codec.resync(self.session, worker.epoch, reason))
+        self._router.send(worker.peer, worker_codec.resync(self.session, worker.epoch, reason))
         self._lose(worker, reason, now)
 
     def _lose(self, worker: JoinedWorker, reason: str, now: float, refused_step_id: StepId | None = None) -> None:

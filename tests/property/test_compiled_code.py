@@ -13,7 +13,7 @@ from support.core_random import RandomLife
 
 import scheduler_svc
 from benchmarks.scheduler import Bench, Scenario
-from scheduler_svc import codec
+from scheduler_svc import worker_codec
 from scheduler_svc.core import request
 from scheduler_svc.traced_core import TracedCore, TraceFile
 
@@ -38,7 +38,7 @@ def write_lives(folder: Path) -> None:
             life.act()
         life.finish()
         file.close()
-        plans = [codec.plan(1, 1, plan) for plan in life.bench.plans]
+        plans = [worker_codec.plan(1, 1, plan) for plan in life.bench.plans]
         (folder / f"{seed}.plans").write_bytes(b"".join(plans))
         told = [(each.at, each.what.value, each.first, each.second) for key in life.bench.requests
                 for each in life.bench.core.decisions(key)]  # fmt: skip

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from pagewire.internal.v1 import worker_pb2
 
-from gpu_worker import codec as worker_codec
+from gpu_worker import codec as gpu_codec
 from gpu_worker import startup
 from gpu_worker.config import WorkerConfig
 from gpu_worker.model_runner import ModelRunner, StepOutput
-from scheduler_svc import codec
+from scheduler_svc import worker_codec
 from scheduler_svc.core.page_hash import hash_pages, root_hash
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import (
@@ -32,6 +32,7 @@ from scheduler_svc.core.types import (
     WorkerCard,
     WorkerId,
 )
+from scheduler_svc.messages import WorkerResult
 
 SESSION, EPOCH = 7, 9
 
@@ -144,17 +145,17 @@ class CoreRunner:
         if plan is None:
             return False
         self.plans.append(plan)
-        frame = worker_codec.decode_frame(codec.plan(SESSION, EPOCH, plan))
+        frame = gpu_codec.decode_frame(worker_codec.plan(SESSION, EPOCH, plan))
         assert frame is not None
-        seat.launched.append(seat.runner.launch(worker_codec.decode_plan(frame)))
+        seat.launched.append(seat.runner.launch(gpu_codec.decode_plan(frame)))
         return True
 
     def _commit(self, worker_id: WorkerId) -> None:
         result = self._seats[worker_id].launched.popleft().wait()
         assert result.failure is None, result.failure
-        message = codec.read_worker_frame(worker_codec.encode_result(SESSION, result))
+        message = worker_codec.read_worker_frame(gpu_codec.encode_result(SESSION, result))
         body = message.body
-        assert isinstance(body, codec.WorkerResult)
+        assert isinstance(body, WorkerResult)
         committed = self.core.commit(
             StepResult(
                 worker_id=worker_id,

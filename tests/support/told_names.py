@@ -1,8 +1,8 @@
 """What a worker knows of a pool's names, told in the bytes that tell it."""
 
-from gpu_worker import codec as worker_codec
+from gpu_worker import codec as gpu_codec
 from gpu_worker.published_pages import PublishedPages
-from scheduler_svc import codec, columns
+from scheduler_svc import columns, worker_codec
 from scheduler_svc.core.page_pool import PagePool
 from scheduler_svc.core.types import PageHash, PageId, PageNames, Published, WorkerId
 
@@ -20,9 +20,9 @@ class ToldNames:
         assert known.issuperset(evicted)
         assert not (known - set(evicted)).intersection(each.page for each in published)
         told = PageNames(worker_id=WorkerId("w"), published=published, parent_pages=parent_pages, evicted_pages=evicted)
-        frame = worker_codec.decode_frame(codec.names(1, 1, told))
+        frame = gpu_codec.decode_frame(worker_codec.names(1, 1, told))
         assert frame is not None
-        self._pages.apply(worker_codec.decode_names(frame))
+        self._pages.apply(gpu_codec.decode_names(frame))
         assert {each.page: (each.hash, each.parent) for each in self.inventory()} == pool.cache.names
         return told
 

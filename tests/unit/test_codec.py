@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagewire.internal.v1 import worker_pb2
 
-from scheduler_svc import codec, columns
-from scheduler_svc.codec import FrameError
+from scheduler_svc import columns, front_codec, worker_codec
 from scheduler_svc.columns import ColumnError
 from scheduler_svc.core.types import (
     NO_PAGE,
@@ -23,7 +22,7 @@ from scheduler_svc.core.types import (
     StepId,
     WorkerId,
 )
-from scheduler_svc.messages import WorkerHello, WorkerRefusal, WorkerResult
+from scheduler_svc.messages import FrameError, WorkerHello, WorkerRefusal, WorkerResult, only_part
 
 
 def ints(*values: int) -> "array[int]":
@@ -80,7 +79,7 @@ def test_a_plan_travels_whole() -> None:
         num_scheduled_rows=3,
         num_scheduled_tokens=4,
     )
-    frame = worker_pb2.SchedulerFrame.FromString(codec.plan(11, 12, plan))
+    frame = worker_pb2.SchedulerFrame.FromString(worker_codec.plan(11, 12, plan))
     assert (frame.session, frame.epoch, frame.step_id) == (11, 12, 7)
     sent = frame.plan
     assert array("i", sent.append_pages) == ints(7, 8, 9)
@@ -97,7 +96,7 @@ def test_a_plan_travels_whole() -> None:
 
 
 def test_a_plan_of_decodes_alone_is_small() -> None:
-    assert len(codec.plan(2**63, 2**63, make_plan(num_scheduled_rows=256, num_scheduled_tokens=256))) < 40
+    assert len(worker_codec.plan(2**63, 2**63, make_plan(num_scheduled_rows=256, num_scheduled_tokens=256))) < 40
 
 
 def test_columns_are_little_endian_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,16 +117,16 @@ def test_ints_come_back(values: list[int]) -> None:
 @given(st.binary(max_size=50))
 def test_any_bytes_are_a_frame_or_refused(content: bytes) -> None:
     with contextlib.suppress(FrameError):
-        codec.read_worker_frame(content)
+        worker_codec.read_worker_frame(content)
     with contextlib.suppress(FrameError):
-        codec.read_front_frame(content)
+        front_codec.read_front_frame(content)
 
 
 def test_a_message_has_one_part() -> None:
-    assert codec.only_part([b"a"]) == b"a"
+    assert only_part([b"a"]) == b"a"
     for parts in ([], [b"a", b"b"]):
         with pytest.raises(FrameError):
-            codec.only_part(parts)
+            only_part(parts)
 
 
 def result_frame(**fields: object) -> bytes:
@@ -136,7 +135,7 @@ def result_frame(**fields: object) -> bytes:
 
 
 def test_a_result_is_read() -> None:
-    message = codec.read_worker_frame(
+    message = worker_codec.read_worker_frame(
         result_frame(rows=ints(1, 2).tobytes(), token_ids=ints(5, 6).tobytes(), statuses=b"\0\1", step_us=1500)
     )
     assert (message.session, message.epoch, message.step_id) == (1, 2, 3)
@@ -146,10 +145,10 @@ def test_a_result_is_read() -> None:
 
 
 def test_failure_and_refusal_are_told_even_if_empty() -> None:
-    failed = codec.read_worker_frame(result_frame(failure="")).body
+    failed = worker_codec.read_worker_frame(result_frame(failure="")).body
     assert isinstance(failed, WorkerResult)
     assert failed.failure == ""
-    assert codec.read_worker_frame(result_frame(refusal="")).body == WorkerRefusal(reason="")
+    assert worker_codec.read_worker_frame(result_frame(refusal="")).body == WorkerRefusal(reason="")
 
 
 @pytest.mark.parametrize(
@@ -164,18 +163,18 @@ def test_failure_and_refusal_are_told_even_if_empty() -> None:
 )
 def test_columns_that_do_not_fit_are_refused(fields: dict[str, bytes]) -> None:
     with pytest.raises(FrameError):
-        codec.read_worker_frame(result_frame(**fields))
+        worker_codec.read_worker_frame(result_frame(**fields))
 
 
 def test_a_frame_without_a_body_is_refused() -> None:
     with pytest.raises(FrameError):
-        codec.read_worker_frame(worker_pb2.WorkerFrame(session=1).SerializeToString())
+        worker_codec.read_worker_frame(worker_pb2.WorkerFrame(session=1).SerializeToString())
 
 
 def test_a_hello_keeps_its_model_card_as_it_came() -> None:
     card = worker_pb2.ModelCard(name="m", digest="d", vocab_size=5, tokenizer_json=b"{}")
     hello = worker_pb2.Hello(protocol_version=1, page_size=32, num_pages=9, model_card=card)
-    body = codec.read_worker_frame(worker_pb2.WorkerFrame(epoch=4, hello=hello).SerializeToString()).body
+    body = worker_codec.read_worker_frame(worker_pb2.WorkerFrame(epoch=4, hello=hello).SerializeToString()).body
     assert isinstance(body, WorkerHello)
     assert (body.page_size, body.num_pages, body.digest, body.vocab_size) == (32, 9, "d", 5)
     assert worker_pb2.ModelCard.FromString(body.model_card) == card
@@ -194,9 +193,9 @@ def test_a_grammar_travels_once_a_plan() -> None:
 
     texts = ["{1}", "", "{2}", "{1}"]
     plan = make_plan(new_rows=[row(number, text) for number, text in enumerate(texts)])
-    sent = worker_pb2.SchedulerFrame.FromString(codec.plan(1, 1, plan)).plan
+    sent = worker_pb2.SchedulerFrame.FromString(worker_codec.plan(1, 1, plan)).plan
     assert [each.text for each in sent.grammars] == ["{1}", "{2}"]
     ids = columns.read_ints(sent.new_rows.grammar_ids, "grammar_ids").tolist()
     assert [{each.grammar_id: each.text for each in sent.grammars}.get(number, "") for number in ids] == texts
-    plain = worker_pb2.SchedulerFrame.FromString(codec.plan(1, 1, make_plan(new_rows=[row(0, "")]))).plan
+    plain = worker_pb2.SchedulerFrame.FromString(worker_codec.plan(1, 1, make_plan(new_rows=[row(0, "")]))).plan
     assert (len(plain.grammars), plain.new_rows.grammar_ids) == (0, b"")

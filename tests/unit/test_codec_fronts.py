@@ -7,10 +7,9 @@ import pytest
 from pagewire.internal.v1 import front_pb2, worker_pb2
 from pagewire.v1 import generation_pb2
 
-from scheduler_svc import codec
-from scheduler_svc.codec import FrameError
+from scheduler_svc import front_codec, replies
 from scheduler_svc.core.types import Ended, EndReason, PrefillProgress, RequestKey
-from scheduler_svc.messages import Code, InvalidSubmission, Query, RequestSummary, Service, Submission
+from scheduler_svc.messages import Code, FrameError, InvalidSubmission, Query, RequestSummary, Service, Submission
 from scheduler_svc.outbox import MAX_FRAME_TOKENS, Outbox
 
 SUBMIT = {"key": 5, "prompt_token_ids": array("i", [1, 2]).tobytes(), "n": 1, "max_tokens": 3, "top_p": 1.0}
@@ -18,7 +17,7 @@ SUBMIT = {"key": 5, "prompt_token_ids": array("i", [1, 2]).tobytes(), "n": 1, "m
 
 def read_submit(**fields: object) -> Submission | InvalidSubmission:
     submit = front_pb2.Submit(**{**SUBMIT, **fields})  # type: ignore[arg-type]
-    message = codec.read_front_frame(front_pb2.FrontFrame(front_id=1, submits=[submit]).SerializeToString())
+    message = front_codec.read_front_frame(front_pb2.FrontFrame(front_id=1, submits=[submit]).SerializeToString())
     return message.submissions[0]
 
 
@@ -87,7 +86,7 @@ def test_options_and_grammars_are_handed_on() -> None:
 
 def test_a_frame_needs_a_front() -> None:
     with pytest.raises(FrameError):
-        codec.read_front_frame(b"")
+        front_codec.read_front_frame(b"")
 
 
 def test_queries_are_read() -> None:
@@ -97,7 +96,7 @@ def test_queries_are_read() -> None:
         front_pb2.Query(query_id=3, drain_ms=0),
         front_pb2.Query(query_id=4),
     ]
-    message = codec.read_front_frame(front_pb2.FrontFrame(front_id=1, queries=queries).SerializeToString())
+    message = front_codec.read_front_frame(front_pb2.FrontFrame(front_id=1, queries=queries).SerializeToString())
     assert [each.kind for each in message.queries] == ["load", "get_request_id", "drain_ms", ""]
     assert message.queries[1] == Query(query_id=2, tenant="t", kind="get_request_id", request_id="r")
 
@@ -108,7 +107,7 @@ def test_a_prefix_that_cannot_be_read_is_none(column: str) -> None:
     good = front_pb2.Query(query_id=1, tenant="t", explain_prefix=asked)
     broken = front_pb2.Query(query_id=2, explain_prefix={**asked, column: bytes(7)})
     frame = front_pb2.FrontFrame(front_id=1, queries=[good, broken])
-    (first, second) = codec.read_front_frame(frame.SerializeToString()).queries
+    (first, second) = front_codec.read_front_frame(frame.SerializeToString()).queries
     assert first.prefix is not None
     assert (first.prefix.tenant, list(first.prefix.prompt), len(first.prefix.page_hashes)) == ("t", [0, 0], 2)
     assert second.prefix is None
@@ -122,7 +121,7 @@ def test_a_pin_that_cannot_be_read_is_none(fault: dict[str, Any]) -> None:
     good = front_pb2.Query(query_id=1, tenant="t", pin_prefix=asked)
     broken = front_pb2.Query(query_id=2, pin_prefix={**asked, **fault})
     frame = front_pb2.FrontFrame(front_id=1, queries=[good, broken])
-    (first, second) = codec.read_front_frame(frame.SerializeToString()).queries
+    (first, second) = front_codec.read_front_frame(frame.SerializeToString()).queries
     assert first.pin is not None
     assert (first.pin.pin_id, first.pin.seconds, len(first.pin.page_hashes)) == ("p", 1.5, 2)
     assert second.pin is None
@@ -130,17 +129,17 @@ def test_a_pin_that_cannot_be_read_is_none(fault: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("reason", list(EndReason))
 def test_every_ending_has_a_word(reason: EndReason) -> None:
-    event = front_pb2.RequestEvent(**codec.output_ended(9, 1, ended(reason), elsewhere=False))
+    event = front_pb2.RequestEvent(**front_codec.output_ended(9, 1, ended(reason), elsewhere=False))
     assert event.output_ended.reason != front_pb2.END_REASON_UNSPECIFIED
     name = front_pb2.EndReason.Name(event.output_ended.reason)
     assert name == "END_REASON_" + reason.name
-    answer = codec.request_response("r", "ended", RequestSummary(prompt_tokens=2), [(0, ended(reason))])
+    answer = replies.request_response("r", "ended", RequestSummary(prompt_tokens=2), [(0, ended(reason))])
     finished = generation_pb2.GetRequestResponse.FromString(answer).finished[0]
     assert finished.finish_reason != generation_pb2.FINISH_REASON_UNSPECIFIED
 
 
 def test_a_cancel_from_elsewhere_has_a_word_of_its_own() -> None:
-    event = front_pb2.RequestEvent(**codec.output_ended(9, 0, ended(EndReason.CANCELLED), elsewhere=True))
+    event = front_pb2.RequestEvent(**front_codec.output_ended(9, 0, ended(EndReason.CANCELLED), elsewhere=True))
     assert event.output_ended.reason == front_pb2.END_REASON_CANCELLED_ELSEWHERE
 
 
@@ -149,8 +148,8 @@ def read(frame: bytes) -> front_pb2.SchedulerToFrontFrame:
 
 
 def test_nothing_to_tell_is_a_heartbeat() -> None:
-    assert read(codec.front_frame(3)) == front_pb2.SchedulerToFrontFrame(session=3, heartbeat=True)
-    assert not read(codec.front_frame(3, refusal="no")).heartbeat
+    assert read(front_codec.front_frame(3)) == front_pb2.SchedulerToFrontFrame(session=3, heartbeat=True)
+    assert not read(front_codec.front_frame(3, refusal="no")).heartbeat
 
 
 # The outbox.
@@ -160,7 +159,7 @@ def test_tokens_keep_their_order_and_go_before_events() -> None:
     box = Outbox()
     for token_id in (1, 2, 3):
         box.add_tokens(array("Q", [7, 8]), array("i", [token_id, 9]))
-    box.add_event(codec.held(7, 0, 3))
+    box.add_event(front_codec.held(7, 0, 3))
     frame = read(box.take(1))
     assert array("Q", frame.tokens.keys) == array("Q", [7, 8] * 3)
     assert array("i", frame.tokens.token_ids) == array("i", [1, 9, 2, 9, 3, 9])
@@ -183,7 +182,7 @@ def test_of_progress_the_newest_is_kept() -> None:
     box = Outbox()
     for computed in range(100):
         event = PrefillProgress(key=RequestKey(7), num_computed_tokens=computed, num_prompt_tokens=100)
-        box.add_progress(7, "prefill", codec.progress(7, event))
+        box.add_progress(7, "prefill", front_codec.progress(7, event))
     frame = read(box.take(1))
     assert [event.prefill.computed_tokens for event in frame.events] == [99]
 
@@ -193,7 +192,7 @@ def test_events_wait_for_the_last_of_many_tokens() -> None:
     half = MAX_FRAME_TOKENS // 2 + 1
     for key in (1, 2, 3):
         box.add_tokens(array("Q", [key]) * half, array("i", bytes(4 * half)))
-        box.add_event(codec.held(key, 0, half))
+        box.add_event(front_codec.held(key, 0, half))
     first, second = read(box.take(1)), read(box.take(1))
     assert (len(first.tokens.keys) // 8, len(first.events)) == (MAX_FRAME_TOKENS, 0)
     assert (len(second.tokens.keys) // 8, len(second.events)) == (3 * half - MAX_FRAME_TOKENS, 3)

@@ -49,7 +49,7 @@ def test_modules_of_another_source_are_never_chosen(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
     compiled.folder().mkdir(parents=True)
     assert compiled.choose() == "compiled"
-    for name in ("core/worker.py", "core/value.py", "codec.py"):
+    for name in ("core/worker.py", "core/value.py", "worker_codec.py"):
         changed = package / name
         content = changed.read_bytes()
         changed.write_bytes(content + b"\n")

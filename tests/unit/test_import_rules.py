@@ -42,7 +42,10 @@ FOLDERS = {
 CLIENT_EXTRAS = {"typer", "rich", "tqdm", "huggingface_hub", "yaml"}
 CLIENT_EXTRAS |= {"fastapi", "starlette", "uvicorn", "pydantic", "pydantic_core"}
 
-MESSAGES_ONLY_IN = {"scheduler_svc": ("codec.py", "front/"), "gpu_worker": ("codec.py",)}
+MESSAGES_ONLY_IN = {
+    "scheduler_svc": ("worker_codec.py", "front_codec.py", "replies.py", "front/"),
+    "gpu_worker": ("codec.py",),
+}
 
 
 def absolute(path: Path, node: ast.ImportFrom) -> str:

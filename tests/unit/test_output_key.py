@@ -5,7 +5,7 @@ from array import array
 import pytest
 from pagewire.internal.v1 import front_pb2
 
-from scheduler_svc import codec
+from scheduler_svc import front_codec
 from scheduler_svc.columns import ids_are_below
 from scheduler_svc.messages import InvalidSubmission
 from scheduler_svc.output_key import MAX_FRONT_KEY, MAX_FRONTS, MAX_OUTPUTS, by_front, front_key_and_index, output_key
@@ -37,7 +37,7 @@ def test_tokens_of_several_fronts_are_parted_in_order() -> None:
 def test_a_key_beyond_the_last_is_refused() -> None:
     submit = front_pb2.Submit(key=MAX_FRONT_KEY + 1, n=1, max_tokens=1, top_p=1.0)
     frame = front_pb2.FrontFrame(front_id=1, submits=[submit]).SerializeToString()
-    (refused,) = codec.read_front_frame(frame).submissions
+    (refused,) = front_codec.read_front_frame(frame).submissions
     assert isinstance(refused, InvalidSubmission)
     assert refused.field == "key"
 
