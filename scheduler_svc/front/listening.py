@@ -44,9 +44,15 @@ def server_options(
 
 
 def listen(
-    server: Any, host: str, port: int, reuse_port: bool = False, credentials: grpc.ServerCredentials | None = None
+    server: Any,
+    host: str,
+    port: int,
+    reuse_port: bool = False,
+    credentials: grpc.ServerCredentials | None = None,
+    *,
+    flag: str = "--port",
 ) -> int:
-    """Binds a server and returns its port.
+    """Binds a server and returns its port, which ``flag`` gave.
 
     Raises: PortInUseError.
     """
@@ -59,11 +65,11 @@ def listen(
         else:
             bound = int(server.add_secure_port(address, credentials))
     except OSError as error:
-        raise PortInUseError(f"cannot listen on {address}: {error.strerror}") from None
+        raise PortInUseError(f"{flag} {port}: cannot listen on {address}: {error.strerror}") from None
     except RuntimeError:
         bound = 0
     if not bound:  # somebody was quicker
-        raise PortInUseError(f"cannot listen on {address}; is the port in use?")
+        raise PortInUseError(f"{flag} {port}: cannot listen on {address}; is the port in use?")
     return bound
 
 

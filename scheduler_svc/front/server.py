@@ -147,9 +147,10 @@ class Front:
         self.port = listen(public, options.host, options.port, options.reuse_port, credentials)
         if options.internal_port is not None:
             internal = self._server(InternalAccess().admit, is_admin=True, options=server_options(reuse_port=False))
-            self.internal_port = listen(internal, options.internal_host, options.internal_port)
+            self.internal_port = listen(internal, options.internal_host, options.internal_port, flag="--internal-port")
         if options.health_port is not None:
-            self.health_port = listen(self._health_server(), options.health_host, options.health_port)
+            health = self._health_server()
+            self.health_port = listen(health, options.health_host, options.health_port, flag="--health-port")
         self._state.listen(self._health.set)
         for server in self._servers:
             await server.start()

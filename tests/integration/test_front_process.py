@@ -105,7 +105,7 @@ async def test_a_port_in_use_is_told() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         async with FakeScheduler() as scheduler, process(scheduler, port) as (running, line):
-            assert line == f"error: cannot listen on 127.0.0.1:{port}: Address already in use"
+            assert line == f"error: --port {port}: cannot listen on 127.0.0.1:{port}: Address already in use"
             assert await asyncio.wait_for(running.wait(), SECONDS) == 2
 
 
