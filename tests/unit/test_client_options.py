@@ -5,7 +5,7 @@ from typing import Any, get_type_hints
 
 import pytest
 from pagewire.v1 import generation_pb2
-from pagewire_client.channel import call_timeout
+from pagewire_client.channel import call_metadata, call_timeout
 from pagewire_client.errors import InvalidRequestError
 from pagewire_client.options import GenerateOptions, chat_request, explain_prefix_request, pin_request, text_request
 from pagewire_client.results import ChatMessage
@@ -144,6 +144,15 @@ def test_a_prefix_that_cannot_be_sent_names_its_field() -> None:
     for seconds in (float("nan"), float("inf"), -1.0):
         with pytest.raises(InvalidRequestError, match="ttl_ms"):
             pin_request([1], seconds, "")
+
+
+def test_a_token_that_is_no_metadata_is_named() -> None:
+    assert call_metadata("abc", [("x-a", "b")]) == (("x-a", "b"), ("authorization", "Bearer abc"))
+    for token in ("a\nb", "\u00e9"):
+        with pytest.raises(InvalidRequestError, match="token: must be printable ASCII"):
+            call_metadata(token, ())
+    with pytest.raises(InvalidRequestError, match="x-a: must"):
+        call_metadata(None, [("x-a", "\n")])
 
 
 def test_a_timeout_grpc_cannot_count_is_none() -> None:

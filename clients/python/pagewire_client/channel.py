@@ -105,8 +105,14 @@ def channel_options(tls: Tls | None) -> list[tuple[str, str | int]]:
 
 
 def call_metadata(token: str | None, metadata: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Metadata of every call: the caller's own, and the token as a bearer."""
+    """Metadata of every call: the caller's own, and the token as a bearer.
+
+    Raises: InvalidRequestError for what gRPC cannot carry: it would say so at the first call, and not of what.
+    """
     own = tuple(metadata)
+    for name, value in (("token", token or ""), *own):
+        if isinstance(value, str) and not (value.isascii() and value.isprintable()):
+            raise invalid_field(name, "must be printable ASCII")
     return (*own, ("authorization", f"Bearer {token}")) if token else own
 
 
