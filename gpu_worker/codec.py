@@ -105,9 +105,10 @@ def decode_plan(frame: Frame) -> BatchPlan:
     _equal_lengths("chunk", plan.chunk_rows, plan.chunk_tokens)
     _check_names(plan)
     _equal_lengths("group", plan.group_ids, plan.group_pages, plan.group_sizes)
-    if len(plan.group_sizes) and int(plan.group_sizes.min()) < 0:
+    group_sizes = plan.group_sizes.tolist()
+    if group_sizes and min(group_sizes) < 0:
         raise PlanRefusedError("group: a negative size")
-    if int(plan.group_sizes.sum(dtype=np.int64)) != len(plan.group_rows):
+    if sum(group_sizes) != len(plan.group_rows):
         raise PlanRefusedError("group: group_rows does not match group_sizes")
     return plan
 
@@ -155,9 +156,10 @@ def _new_rows(body: Any, grammars: Mapping[int, str]) -> NewRows:
     )
     columns = (new.num_prompt_tokens, new.num_token_ids, new.num_cached_tokens, new.output_indices, new.seeds)
     _equal_lengths("new_rows", new.rows, *columns, new.temperatures, new.top_ps, new.top_ks, new.min_ps)
-    if len(new.rows) and int(new.num_token_ids.min()) < 1:
+    num_token_ids = new.num_token_ids.tolist()
+    if num_token_ids and min(num_token_ids) < 1:
         raise PlanRefusedError("new_rows: a row without token ids")
-    if int(new.num_token_ids.sum(dtype=np.int64)) != len(new.token_ids):
+    if sum(num_token_ids) != len(new.token_ids):
         raise PlanRefusedError(f"new_rows: {len(new.token_ids)} token ids do not match num_token_ids")
     return new
 

@@ -13,6 +13,7 @@ for two rows.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -160,8 +161,8 @@ class RequestRows:
         self.min_p[rows] = new.min_ps
         self.seeds[rows] = new.seeds.view(np.int64)
         self.output_index[rows] = new.output_indices
-        ends = np.cumsum(new.num_token_ids)
-        for row, end, count in zip(rows.tolist(), ends.tolist(), new.num_token_ids.tolist(), strict=True):
+        counts = new.num_token_ids.tolist()
+        for row, end, count in zip(rows.tolist(), accumulate(counts), counts, strict=True):
             self.known_ids[row] = new.token_ids[end - count : end]
         for position, options in new.options.items():
             self.options[int(rows[position])] = options
@@ -226,7 +227,7 @@ class RequestRows:
         (decode_rows,) = runs.nonzero()
         if len(chunk_rows):
             self._check_chunks(chunk_rows, chunk_tokens)
-        num_tokens = len(decode_rows) + int(chunk_tokens.sum())
+        num_tokens = len(decode_rows) + sum(chunk_tokens.tolist())
         self._check_totals(plan, len(decode_rows) + len(chunk_rows), num_tokens)
         self._check_pages_and_writes(decode_rows, chunk_rows, chunk_tokens)
         self.num_computed[decode_rows] += 1
@@ -370,7 +371,7 @@ def _all_within(values: RowIds | Floats, least: float, most: float) -> bool:
     """Whether each lies in [least, most]; what is no number lies nowhere."""
     if len(values) < _VERY_FEW:
         return all(least <= value <= most for value in values.tolist())
-    return bool(((values >= least) & (values <= most)).all())
+    return _all((values >= least) & (values <= most))
 
 
 def _any(found: npt.NDArray[Any]) -> bool:

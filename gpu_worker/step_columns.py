@@ -76,17 +76,18 @@ def layout_of_sizes(num_tokens: int, num_sequences: int, num_sampling: int, num_
 
 def fill_columns(columns: Columns, rows: RequestRows, work: StepWork, shape: StepShape) -> None:
     """Write the step's columns, padded to ``shape``."""
-    order = np.argsort(work.chunk_tokens > 1, kind="stable")
+    order = (work.chunk_tokens > 1).argsort(kind="stable")
     num_decoding = len(work.decode_rows)
     sequence_rows = np.concatenate((work.decode_rows, work.chunk_rows[order]))
-    query_lens = np.ones(len(sequence_rows), dtype=np.int32)
+    query_lens = np.empty(len(sequence_rows), dtype=np.int32)
+    query_lens[:num_decoding] = 1
     query_lens[num_decoding:] = work.chunk_tokens[order]
+    query_ends = query_lens.cumsum()
     num_decodes = num_decoding + int(np.count_nonzero(work.chunk_tokens == 1))
-    kv_lens = rows.num_computed[sequence_rows]
-    positions, slots = _positions_and_slots(rows, sequence_rows, query_lens, kv_lens)
+    positions, slots = _positions_and_slots(rows, sequence_rows, query_lens, query_ends)
     gap = (num_decodes, shape.num_decodes)
     _spread(columns["sequence_rows"], sequence_rows, gap, rows.limits.max_num_seqs)
-    _spread(columns["kv_lens"], kv_lens, gap, 0)
+    _spread(columns["kv_lens"], rows.num_computed[sequence_rows], gap, 0)
     _spread(columns["positions"], positions, gap, 0)
     _spread(columns["slots"], slots, gap, -1)
     token_ids = columns["token_ids"]
@@ -94,7 +95,7 @@ def fill_columns(columns: Columns, rows: RequestRows, work: StepWork, shape: Ste
     _spread(token_ids[num_decoding:], _chunk_ids(rows, work, order), (gap[0] - num_decoding, gap[1] - num_decoding), 0)
     query_starts = columns["query_starts"]
     query_starts[: shape.num_decodes + 1] = np.arange(shape.num_decodes + 1)
-    ends = np.cumsum(query_lens[num_decodes:]) + shape.num_decodes
+    ends = query_ends[num_decodes:] + (shape.num_decodes - num_decodes)
     query_starts[shape.num_decodes + 1 : shape.num_decodes + 1 + len(ends)] = ends
     query_starts[shape.num_decodes + 1 + len(ends) :] = ends[-1] if len(ends) else shape.num_decodes
     places = np.empty(len(order), dtype=np.int64)
@@ -146,15 +147,16 @@ def _spread(target: npt.NDArray[Any], values: npt.NDArray[Any], gap: tuple[int, 
 
 
 def _positions_and_slots(
-    rows: RequestRows, sequence_rows: RowIds, query_lens: Int32s, kv_lens: Int32s
+    rows: RequestRows, sequence_rows: RowIds, query_lens: Int32s, query_ends: Int64s
 ) -> tuple[Int32s, Int64s]:
-    num_tokens = int(query_lens.sum())
+    kv_lens = rows.num_computed[sequence_rows]
+    num_tokens = int(query_ends[-1]) if len(query_ends) else 0
     if len(query_lens) == num_tokens:  # one query each
         positions, owners = kv_lens - np.int32(1), sequence_rows
     else:
-        shift = kv_lens - np.cumsum(query_lens)  # position = packed index + kv_len - query end
-        positions = (np.arange(num_tokens) + np.repeat(shift, query_lens)).astype(np.int32)
-        owners = np.repeat(sequence_rows, query_lens)
+        shift = kv_lens - query_ends  # position = packed index + kv_len - query end
+        positions = (np.arange(num_tokens) + shift.repeat(query_lens)).astype(np.int32)
+        owners = sequence_rows.repeat(query_lens)
     return positions, _slots(rows, owners, positions)
 
 

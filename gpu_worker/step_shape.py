@@ -107,7 +107,7 @@ class GraphShapes:
         one_token = int(np.count_nonzero(work.chunk_tokens == 1))
         num_decodes = len(work.decode_rows) + one_token
         num_chunks = len(work.chunk_rows) - one_token
-        num_chunk_tokens = int(work.chunk_tokens.sum()) - one_token
+        num_chunk_tokens = sum(work.chunk_tokens.tolist()) - one_token
         if not num_chunks:
             return self._decode_shape(num_decodes, shares=False)
         decodes = _at_least(self._chunk_decodes, num_decodes)
