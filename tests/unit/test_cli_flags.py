@@ -175,6 +175,12 @@ def test_a_name_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
 def test_an_endpoint_is_called_by_the_flag_that_gave_it(value: str) -> None:
     with pytest.raises(UsageError, match=rf"--worker-endpoint {value}: must be ipc://PATH or tcp://ADDRESS:PORT"):
         serve_settings(parse(["--worker-endpoint", value], SERVE, takes_model=True))
+    beyond = ["--worker-endpoint", "tcp://0.0.0.0:5571"]
+    with pytest.raises(UsageError, match=r"--worker-endpoint tcp://0.0.0.0:5571: .* needs --zmq-curve-dir"):
+        serve_settings(parse(beyond, SERVE, takes_model=True))
+    assert (
+        serve_settings(parse([*beyond, "--zmq-curve-dir", "d"], SERVE, takes_model=True)).worker_endpoint == beyond[1]
+    )
 
 
 @pytest.mark.parametrize(

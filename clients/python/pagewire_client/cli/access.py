@@ -91,7 +91,7 @@ def read_access(
 def open_client(target: str, *, is_internal: bool = False) -> AdminClient:
     """A client that shows what the command line said. The internal port of this machine speaks no TLS."""
     access = ACCESS.get()
-    tls = None if is_internal and _is_loopback(target) else access.tls
+    tls = None if is_internal and is_loopback(target) else access.tls
     return AdminClient(target, tls=tls, token=access.token, metadata=_metadata(access))
 
 
@@ -148,6 +148,7 @@ def _token(content: bytes, path: Path | None) -> str:
     return token
 
 
-def _is_loopback(target: str) -> bool:
+def is_loopback(target: str) -> bool:
+    """Whether HOST:PORT is on this machine for sure."""
     host = target.rpartition(":")[0].strip("[]")
     return host in ("localhost", "::1") or host.startswith("127.")

@@ -15,6 +15,7 @@ import yaml
 from ..config import setting, state_directory
 from ..options import nearest
 from ..stack import RESTART_PATIENCE
+from .access import is_loopback
 from .failures import UsageError
 from .flags import FLAGS, Parsed
 
@@ -64,7 +65,7 @@ def serve_settings(parsed: Parsed) -> ServeSettings:
         port=port,
         internal_port=internal_port,
         metrics_port=sources.integer("metrics-port", 9464, 0, 65535),
-        worker_endpoint=_checked(sources.text("worker-endpoint")) or f"ipc://{state_dir}/worker-{port}.sock",
+        worker_endpoint=_worker_endpoint(sources) or f"ipc://{state_dir}/worker-{port}.sock",
         num_workers=sources.integer("num-workers", 1, 1, 64),
         num_ranks=sources.integer("tensor-parallel-size", 1, 1, 64),
         drain_seconds=sources.seconds("drain-seconds", 30.0, 86400.0),
@@ -74,10 +75,16 @@ def serve_settings(parsed: Parsed) -> ServeSettings:
     )
 
 
-def _checked(endpoint: str | None) -> str | None:
-    """Here, because a worker would call it --scheduler. Whether it needs keys the scheduler judges."""
+def _worker_endpoint(sources: _Sources) -> str | None:
+    """Checked here, because a worker would call it --scheduler."""
+    endpoint = sources.text("worker-endpoint")
     if endpoint and not re.fullmatch(r"ipc://.+|tcp://.+:\d{1,5}", endpoint):
         raise UsageError(f"--worker-endpoint {endpoint}: must be ipc://PATH or tcp://ADDRESS:PORT")
+    is_open = (
+        endpoint is not None and endpoint.startswith("tcp://") and not is_loopback(endpoint.removeprefix("tcp://"))
+    )
+    if is_open and sources.text("zmq-curve-dir") is None:
+        raise UsageError(f"--worker-endpoint {endpoint}: a link beyond this machine needs --zmq-curve-dir")
     return endpoint
 
 
