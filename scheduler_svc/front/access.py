@@ -79,6 +79,22 @@ class Access:
         with _known(caller):
             yield
 
+    def is_stranger(self, metadata: Iterable[tuple[str, Any]], method: str) -> bool:
+        """Whether metadata alone says that this call will be refused, so that nothing more of it need be received.
+
+        Certificates are not known yet, and signatures are not checked twice.
+        """
+        if method.startswith(OPEN) or not self._options.authenticates or self._options.client_certificates:
+            return False
+        try:
+            secret = _secret(_single(metadata))
+        except UnauthenticatedError:
+            return True
+        if secret is None:
+            return True
+        may_be_signed = self._jwks is not None and secret.count(".") == 2
+        return not may_be_signed and (self._tokens is None or self._tokens.current().caller_of_token(secret) is None)
+
     def identify(self, metadata: Iterable[tuple[str, Any]], auth: Mapping[str, Iterable[bytes]]) -> Caller:
         """The caller of a call with this metadata and this (gRPC's) authentication context.
 

@@ -49,7 +49,7 @@ from scheduler_svc.front.preparation import Preparation
 from scheduler_svc.front.prompt import PromptReader
 from scheduler_svc.front.scheduler_link import HEARTBEAT_SECONDS, SchedulerLink
 from scheduler_svc.front.service_state import ServiceState
-from scheduler_svc.front.status_interceptor import Admit, StatusInterceptor
+from scheduler_svc.front.status_interceptor import StatusInterceptor
 from scheduler_svc.front.tls import TlsFiles, server_credentials
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Front:
         credentials = None if options.tls is None else server_credentials(options.tls)
         is_admin = options.access.authenticates
         public = self._server(
-            Access(options.access).admit,
+            Access(options.access),
             is_admin=is_admin,
             options=server_options(
                 options.reuse_port, options.max_connection_age_seconds, options.max_connection_age_grace_seconds
@@ -146,7 +146,7 @@ class Front:
         )
         self.port = listen(public, options.host, options.port, options.reuse_port, credentials)
         if options.internal_port is not None:
-            internal = self._server(InternalAccess().admit, is_admin=True, options=server_options(reuse_port=False))
+            internal = self._server(InternalAccess(), is_admin=True, options=server_options(reuse_port=False))
             self.internal_port = listen(internal, options.internal_host, options.internal_port, flag="--internal-port")
         if options.health_port is not None:
             health = self._health_server()
@@ -185,9 +185,11 @@ class Front:
         for executor in (self._executor, self._chat_executor, self._grammar_executor):
             executor.shutdown(wait=False, cancel_futures=True)
 
-    def _server(self, admit: Admit, *, is_admin: bool, options: list[tuple[str, Any]]) -> Any:
+    def _server(self, access: Access | InternalAccess, *, is_admin: bool, options: list[tuple[str, Any]]) -> Any:
         """A server with its services, not listening yet; ``is_admin``: AdminService is one of them."""
-        server = grpc.aio.server(interceptors=[StatusInterceptor(admit)], options=[*options, *OPTIONS])
+        is_stranger = access.is_stranger if isinstance(access, Access) else None
+        outermost = StatusInterceptor(access.admit, is_stranger)
+        server = grpc.aio.server(interceptors=[outermost], options=[*options, *OPTIONS])
         generation = GenerationService(
             self._state,
             self.link,

@@ -18,7 +18,13 @@ from grpc.aio import AbortError, ServicerContext
 
 from scheduler_svc.front.caller import echo
 from scheduler_svc.front.compression import unpacked
-from scheduler_svc.front.errors import FrontError, InternalError, InvalidRequestError, forget_frames
+from scheduler_svc.front.errors import (
+    FrontError,
+    InternalError,
+    InvalidRequestError,
+    UnauthenticatedError,
+    forget_frames,
+)
 
 log = structlog.get_logger("pagewire.front")
 
@@ -28,14 +34,17 @@ ABORT_SECONDS = 5.0
 Handler = Callable[[Any, Any], Any]
 Admit = Callable[[Any, str], AbstractContextManager[None]]
 """The duration of a call, of which it is given context and method; raises FrontError for one that may not be made."""
+IsStranger = Callable[[Any, str], bool]
+"""Whether a call with this metadata will be refused by `Admit`."""
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]]
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Maps errors to statuses for every method of a server."""
 
-    def __init__(self, admit: Admit) -> None:
+    def __init__(self, admit: Admit, is_stranger: IsStranger | None = None) -> None:
         self._admit = admit
+        self._is_stranger = is_stranger
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         """By method; those of a server do not change."""
 
@@ -48,7 +57,25 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             if handler is None:
                 return None
             self._guarded[method] = _wrapped(handler, method, self._admit)
+        if self._is_stranger is not None and self._is_stranger(handler_call_details.invocation_metadata, method):
+            return _unread(method, self._admit)
         return self._guarded[method]
+
+
+def _unread(method: str, admit: Admit) -> "grpc.RpcMethodHandler[Any, Any]":
+    """For a caller who will be refused.
+
+    A handler of single requests is called when the whole request is there, of up to 16 MiB; one of streams, like this
+    one, at once.
+    """
+
+    async def refuse(requests: Any, context: ServicerContext[Any, Any]) -> None:
+        raise UnauthenticatedError("the token is not known or no longer valid")
+
+    refused: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(
+        _guarded_unary(refuse, method, admit)
+    )
+    return refused
 
 
 def _wrapped(handler: Any, method: str, admit: Admit) -> "grpc.RpcMethodHandler[Any, Any]":

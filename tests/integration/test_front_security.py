@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from array import array
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pagewire.v1 import generation_pb2 as pb
 from pagewire_client import AsyncClient, Client, PermissionDeniedError, Tls, UnauthenticatedError, UnavailableError
 from support.certificates import Authority, Pair
 from support.fake_scheduler import FakeScheduler, toy_card
-from support.front_stack import details_of, front_stack
+from support.front_stack import TIMEOUT, details_of, front_stack
 from support.scheduler_process import SchedulerProcess
 from support.scripted_stack import ScriptedStack
 
@@ -204,6 +205,19 @@ async def test_tokens_say_tenant_limits_and_role(tokens: AccessOptions) -> None:
         # Bytes that are no request are not even read.
         raw = stack.channel.unary_unary("/pagewire.v1.GenerationService/GenerateOnce")
         assert await code_of(raw(b"\xff\xff", metadata=bearer("wrong"))) == stranger
+
+
+async def test_strangers_are_refused_before_they_send_anything(tokens: AccessOptions) -> None:
+    async def nothing() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async with front_stack(access=tokens) as stack:
+        for method in ("GenerationService/GenerateOnce", "GenerationService/GenerateMany", "ModelService/ListModels"):
+            for metadata in ((), bearer("wrong"), (("authorization", "Basic x"),)):
+                call = stack.channel.stream_unary(f"/pagewire.v1.{method}")
+                code, _ = await code_of(call(nothing(), metadata=metadata, timeout=TIMEOUT))
+                assert code == grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_entries_of_one_stream_are_the_callers(tokens: AccessOptions) -> None:

@@ -127,6 +127,11 @@ def test_json_web_tokens(tmp_path: Path) -> None:
     assert caller(options, bearer(signer.token())) == Caller(tenant="acme")
     claims = {"pagewire_tenant": "other", "pagewire_role": "admin"}
     assert caller(options, bearer(signer.token(**claims))) == Caller(tenant="other", role=Role.ADMIN)
+    # Who shows no token, or none that could be one, is refused before his request is there.
+    shown = (bearer(signer.token()), bearer("a.b.c"), bearer("abc"), ("x-api-key", ""), ("x-other", "a"))
+    access = Access(options)
+    assert [access.is_stranger([each], "/m") for each in shown] == [False, False, True, True, True]
+    assert not Access(AccessOptions()).is_stranger((), "/m")
     wrong: dict[str, dict[str, Any]] = {
         "expired": {"exp": time.time() - 60},
         "for ever": {"exp": None},
