@@ -38,14 +38,17 @@ class PublishedPages:
         self._identity = b""
 
     def apply(self, plan: BatchPlan | PageNames) -> None:
-        """Take over what a plan, or what came before an idle time, evicts and publishes."""
+        """Take over what a plan, or what came before an idle time, evicts and publishes.
+
+        A parent that is told as a page without a name is taken for none.
+        """
         for page in plan.evicted_pages.tolist():
             self._forget(page)
         hashes, pages = self._hashes, plan.published_pages.tolist()
         hashes.update(zip(pages, _each(plan.published_hashes), strict=True))
         others = iter(_each(plan.parent_hashes))
         for page, parent in zip(pages, plan.published_parents.tolist(), strict=True):
-            self._parents[page] = next(others) if parent < 0 else hashes.get(parent, _NO_PARENT)
+            self._parents[page] = next(others) if parent == -1 else hashes.get(parent, _NO_PARENT)
 
     def join(self, is_accepted: bool, identity: bytes) -> None:
         """A scheduler took the inventory, or did not; from now on pages are named under ``identity``."""

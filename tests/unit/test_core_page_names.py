@@ -87,6 +87,15 @@ def test_a_name_that_moves_to_another_page_takes_its_followers_along() -> None:
     assert parents(pool, worker) == {1: 0, 0: NO_PAGE}
 
 
+@pytest.mark.parametrize("parent", [7, -2])
+def test_a_parent_without_a_name_is_taken_for_none(parent: int) -> None:
+    """No scheduler tells it so."""
+    worker = published_pages.PublishedPages()
+    names = {"published_pages": int32s([3]), "published_hashes": A, "published_parents": int32s([parent])}
+    worker.apply(PageNames(epoch=1, **names, parent_hashes=b"", evicted_pages=int32s()))  # type: ignore[arg-type]
+    assert worker.inventory().parents == NO_PARENT
+
+
 def test_names_that_an_inventory_has_no_room_for_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler knows nothing of them, so their pages are written again without being evicted."""
     monkeypatch.setattr(published_pages, "MOST_PAGES", 2)
