@@ -7,6 +7,8 @@ Balancers look at health now and then; the notice is the time they have to look 
 
 
 class Drain:
+    """Of one process; beginning it again can only shorten it."""
+
     def __init__(self) -> None:
         self.until: float | None = None
         """When it is over; None while nobody drains."""

@@ -12,6 +12,8 @@ _NUM_LEFT = 64
 
 
 class DrainRate:
+    """Of one thing that can be full."""
+
     def __init__(self) -> None:
         self._left: deque[float] = deque(maxlen=_NUM_LEFT)
 

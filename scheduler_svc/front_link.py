@@ -23,11 +23,15 @@ _HINT_SECONDS = 0.2
 
 @value(frozen=True, slots=True, kw_only=True)
 class FrontSaid:
+    """A frame of a front that is believed."""
+
     message: FrontMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontLost:
+    """A front is dead: its requests end."""
+
     front_id: int
     reason: str
 

@@ -27,6 +27,8 @@ class _Fruitless:
 
 
 class JoinPace:
+    """Of all workers, by their connections."""
+
     def __init__(self) -> None:
         self._peers: dict[Peer, _Fruitless] = {}
 

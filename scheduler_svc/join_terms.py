@@ -19,6 +19,8 @@ _MAX_PAGES = 2**23
 
 
 class JoinTerms:
+    """Of one deployment: the first worker sets the model."""
+
     def __init__(self, hash_key: bytes, takes_inventories: bool) -> None:
         """``takes_inventories``: workers may bring pages that were named under ``hash_key``."""
         self.model: WorkerHello | None = None

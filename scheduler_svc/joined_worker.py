@@ -21,6 +21,8 @@ _LAST_STATUS = 2
 
 @dataclass(slots=True, kw_only=True)
 class PlanInFlight:
+    """A plan whose result has not come."""
+
     step_id: StepId
     expected: "array[int]"
     num_tokens: int
@@ -32,6 +34,8 @@ class PlanInFlight:
 
 @dataclass(slots=True, kw_only=True)
 class JoinedWorker:
+    """From its welcome until it is lost."""
+
     worker_id: WorkerId
     peer: Peer
     epoch: int

@@ -68,6 +68,8 @@ def only_part(parts: Sequence[bytes]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHello:
+    """A worker introduces itself."""
+
     protocol_version: int
     device: str
     page_size: int
@@ -97,6 +99,8 @@ class WorkerRefusal:
 
 @value(frozen=True, slots=True, kw_only=True)
 class WorkerResult:
+    """A step is done, or failed as a whole."""
+
     rows: "array[int]"
     token_ids: "array[int]"
     statuses: bytes
@@ -109,11 +113,15 @@ class WorkerResult:
 
 @value(frozen=True, slots=True, kw_only=True)
 class WorkerHeartbeat:
+    """A worker is alive."""
+
     last_received_step_id: int
 
 
 @value(frozen=True, slots=True, kw_only=True)
 class WorkerGoodbye:
+    """A worker leaves."""
+
     reason: str
 
 
@@ -122,6 +130,8 @@ WorkerBody = WorkerHello | WorkerRefusal | WorkerResult | WorkerHeartbeat | Work
 
 @value(frozen=True, slots=True, kw_only=True)
 class WorkerMessage:
+    """One frame of a worker."""
+
     session: int
     epoch: int
     step_id: int
@@ -173,6 +183,8 @@ class InvalidSubmission:
 
 @value(frozen=True, slots=True, kw_only=True)
 class FrontCancel:
+    """A request shall end."""
+
     key: int
     deadline: bool
     broken: bool = False
@@ -193,6 +205,8 @@ class FrontFigures:
 
 @value(frozen=True, slots=True, kw_only=True)
 class FrontResume:
+    """A front asks for a request that outlived its stream."""
+
     key: int
     tenant: str
     request_id: str
@@ -200,6 +214,8 @@ class FrontResume:
 
 @value(frozen=True, slots=True, kw_only=True)
 class FrontStop:
+    """A stop string was completed by this output token."""
+
     key: int
     index: int
     num_output_tokens: int
@@ -207,6 +223,8 @@ class FrontStop:
 
 @value(frozen=True, slots=True, kw_only=True)
 class FrontScanned:
+    """A held ending stands: no stop string comes before it."""
+
     key: int
     index: int
 
@@ -253,6 +271,8 @@ class Query:
 
 @value(frozen=True, slots=True, kw_only=True)
 class FrontMessage:
+    """One frame of a front."""
+
     session: int
     front_id: int
     protocol_version: int | None

@@ -23,6 +23,8 @@ class _Bucket:
 
 
 class Quotas:
+    """Of all tenants that have one."""
+
     def __init__(self) -> None:
         self._buckets: dict[str, _Bucket] = {}
 

@@ -80,6 +80,8 @@ class ResumeRecord:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
+    """What a caller asked for: one output or several."""
+
     front_id: int
     front_key: int
     request_id: str

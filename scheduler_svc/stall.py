@@ -9,6 +9,8 @@ STALL_SECONDS = 20.0
 
 
 class Stall:
+    """Looked at now and then; says when the answer changes."""
+
     def __init__(self, now: float) -> None:
         self.is_stalled = False
         self._moved_at = self._looked_at = now

@@ -39,12 +39,16 @@ _RESYNC_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
+    """A worker was welcomed."""
+
     card: WorkerCard
     hello: WorkerHello
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
+    """A worker is gone; its requests go elsewhere."""
+
     worker_id: WorkerId
     reason: str
     refused_step_id: StepId | None = None
@@ -53,6 +57,8 @@ class Lost:
 
 @value(frozen=True, slots=True, kw_only=True)
 class Answered:
+    """A result that is believed."""
+
     result: StepResult
     failure: str | None
     elapsed_seconds: float

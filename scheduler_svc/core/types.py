@@ -172,6 +172,8 @@ class NewRow:
 
 @value(frozen=True, slots=True, kw_only=True)
 class Published:
+    """A page and the name its content has."""
+
     page: PageId
     hash: PageHash
     parent: PageHash
@@ -315,6 +317,8 @@ class Pin:
 
 @value(frozen=True, slots=True, kw_only=True)
 class Admitted:
+    """A request has a row now, for the first time or again (``resumed``)."""
+
     key: RequestKey
     worker_id: WorkerId
     num_cached_tokens: int
@@ -324,6 +328,8 @@ class Admitted:
 
 @value(frozen=True, slots=True, kw_only=True)
 class PrefillProgress:
+    """So much of a prompt is computed."""
+
     key: RequestKey
     num_computed_tokens: int
     num_prompt_tokens: int
@@ -331,6 +337,8 @@ class PrefillProgress:
 
 @value(frozen=True, slots=True, kw_only=True)
 class Preempted:
+    """A request has lost its row and pages; it waits again."""
+
     key: RequestKey
     reason: str
     made_room_for: RequestKey | None = None
