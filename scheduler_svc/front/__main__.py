@@ -105,16 +105,22 @@ async def _run(arguments: argparse.Namespace, parent: int) -> int:
     log.info(
         "front_listening", host=arguments.host, port=front.port, internal_port=front.internal_port, pid=os.getpid()
     )
+    is_orphan = await _wait(stop, parent)
+    if refusals:
+        log.error("front_refused", reason=refusals[0])
+    await front.stop(0 if is_orphan or refusals else STOP_SECONDS)
+    return EXIT_REFUSED if refusals else 0
+
+
+async def _wait(stop: asyncio.Event, parent: int) -> bool:
+    """Until the front is to stop; whether that is because its parent has gone."""
     orphaned = asyncio.ensure_future(wait_for_orphanhood(parent))
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait([orphaned, stopped], return_when=asyncio.FIRST_COMPLETED)
     is_orphan = orphaned.done() or os.getppid() != parent
     orphaned.cancel()
     stopped.cancel()
-    if refusals:
-        log.error("front_refused", reason=refusals[0])
-    await front.stop(0 if is_orphan or refusals else STOP_SECONDS)
-    return EXIT_REFUSED if refusals else 0
+    return is_orphan
 
 
 def _options(arguments: argparse.Namespace) -> FrontOptions:
