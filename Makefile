@@ -116,14 +116,14 @@ drift: $(VENV)/.dev
 protos: $(VENV)/.dev ## generate the Python stubs beside the protos
 	$(BIN)/python protos/generate.py
 
-# Two lanes beside each other, for two cores: the kernels and the whole stack; everything else. Kernel tests are a process of
+# Two lanes beside each other, for two cores: properties and the whole stack; everything else. Kernel tests are a process of
 # their own: Triton's interpreter is chosen before Triton is imported. Threads of several workers on few cores must sleep at
 # barriers, not spin.
 test: export OMP_WAIT_POLICY = PASSIVE
 test: $(VENV)/.dev ## all tests; those for a GPU join where there is one
 	@status=0; log=$$(mktemp); trap 'rm -f $$log' EXIT; \
-	( stack=0; $(PYTEST) tests/kernel || stack=1; $(PYTEST) tests/e2e || stack=1; exit $$stack ) >$$log 2>&1 & stack=$$!; \
-	$(PYTEST) tests/property || status=1; \
+	( stack=0; $(PYTEST) tests/property || stack=1; $(PYTEST) tests/e2e || stack=1; exit $$stack ) >$$log 2>&1 & stack=$$!; \
+	$(PYTEST) tests/kernel || status=1; \
 	$(PYTEST) --ignore=tests/kernel --ignore=tests/property --ignore=tests/e2e || status=1; \
 	wait $$stack || status=1; \
 	cat $$log; \
