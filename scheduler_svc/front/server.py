@@ -174,7 +174,7 @@ class Front:
             await self.in_flight.wait_idle(STOP_SECONDS)
         servers, self._servers = self._servers, []
         for server in servers:
-            hang_up(frozenset({self.port, self.internal_port, self.health_port}))
+            await hang_up(frozenset({self.port, self.internal_port, self.health_port}))
             await server.stop(STOP_SECONDS / 4)
         await self._state.close()
         await self._health.close()

@@ -453,6 +453,6 @@ def test_nan_ends_one_request_alone(engine: EngineThread, front: RawFront) -> No
 @pytest.mark.parametrize(("device", "seconds"), [("cuda:0 Imaginary", 0.05), ("cpu", 0.0)])
 def test_steps_of_gpu_workers_have_a_target(engine: EngineThread, front: RawFront, device: str, seconds: float) -> None:
     with ScriptedWorker(engine.worker_endpoint, device=device) as worker:
-        front.wait_ready()
+        wait_until(lambda: worker.is_joined, "it has joined", 10)
         cards = engine.call(lambda running: [each.card for each in running.core._placement.workers.values()])
         assert [(card.worker_id, card.target_step_seconds) for card in cards] == [(worker.worker_id, seconds)]

@@ -15,6 +15,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +31,7 @@ from support.toy_tokenizer import BOS, CHAT_TEMPLATE, EOS, SPECIAL_TOKENS, VOCAB
 PROTOCOL_VERSION = 1
 HELLO_SECONDS = 0.5
 SILENCE_SECONDS = 3.0
-_TICK_MS = 20
+_TICK_MS, _SEND_MS = 20, 500
 
 Fault = Callable[[int, bytes], Iterable[bytes]]
 """(step id, frame) -> the frames that arrive in its place."""
@@ -170,6 +171,7 @@ class ScriptedWorker:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 200)
+        self._socket.setsockopt(zmq.SNDTIMEO, _SEND_MS)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         if self.options.keys is not None:
@@ -198,7 +200,7 @@ class ScriptedWorker:
                     break
                 self._receive(self._socket.recv(zmq.DONTWAIT))
         while self._extra:
-            self._socket.send(self._extra.popleft())
+            self._put(self._extra.popleft())
         self._work()
         self._beat(time.monotonic())
 
@@ -300,11 +302,10 @@ class ScriptedWorker:
     def _answer(self, step_id: int, result: Any) -> None:
         if self.options.change_result is not None:
             self.options.change_result(step_id, result)
-        frame = worker_pb2.WorkerFrame(session=self._session, epoch=self._epoch, step_id=step_id, result=result)
-        content = frame.SerializeToString()
+        content = self._frame(step_id, result=result)
         faults = self.options.on_result
         for each in [content] if faults is None else faults(step_id, content):
-            self._socket.send(each)
+            self._put(each)
         self._completed = step_id
 
     def _beat(self, now: float) -> None:
@@ -336,13 +337,21 @@ class ScriptedWorker:
             version="scripted",
         )
         try:
-            self._send(hello=hello, flags=zmq.DONTWAIT)
+            self._socket.send(self._frame(hello=hello), zmq.DONTWAIT)
         except zmq.Again:
             self._next_beat = 0.0
 
-    def _send(self, step_id: int = 0, flags: int = 0, **body: Any) -> None:
-        frame = worker_pb2.WorkerFrame(session=self._session, epoch=self._epoch, step_id=step_id, **body)
-        self._socket.send(frame.SerializeToString(), flags)
+    def _send(self, step_id: int = 0, **body: Any) -> None:
+        self._put(self._frame(step_id, **body))
+
+    def _frame(self, step_id: int = 0, **body: Any) -> bytes:
+        return worker_pb2.WorkerFrame(
+            session=self._session, epoch=self._epoch, step_id=step_id, **body
+        ).SerializeToString()
+
+    def _put(self, content: bytes) -> None:
+        with suppress(zmq.Again):  # nobody is there any more; whoever stops this worker need not wait
+            self._socket.send(content)
 
 
 def made_up(token_id: int, num_top: int, *, is_likely: bool) -> list[tuple[int, float, int]]:
