@@ -26,6 +26,7 @@ from pagewire_client import SamplingParams
 from pagewire_client.options import text_request
 
 from benchmarks.gpu_shapes import write_model
+from benchmarks.scheduler import Link
 from gpu_worker import codec as gpu_codec
 from gpu_worker.batch_plan import StepResult as WorkerResult
 from gpu_worker.request_rows import RequestRows, RowLimits
@@ -70,22 +71,6 @@ class Stopwatch:
         result = do()
         self.parts.setdefault(name, []).append(time.perf_counter() - began)
         return result
-
-
-class Link:
-    """The desk's link to one front."""
-
-    def __init__(self) -> None:
-        self.box = Outbox()
-
-    def outbox(self, front_id: int) -> Outbox:
-        return self.box
-
-    def outbox_of(self, number: int) -> Outbox:
-        return self.box
-
-    def number_of(self, front_id: int) -> int:
-        return 0
 
 
 class Way:

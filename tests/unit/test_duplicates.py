@@ -1,33 +1,11 @@
 """Submissions whose id is taken: which of them wait, for how long, and what ends their waiting."""
 
-from array import array
+from support.submissions import submission
 
-from scheduler_svc.core.types import SamplingParams
 from scheduler_svc.duplicates import HOLD_SECONDS, MAX_HELD, Duplicates
-from scheduler_svc.messages import Submission
 from scheduler_svc.requests import Requests
 
 FRONT, OTHER = 7, 8
-
-
-def submission(key: int, request_id: str = "r", tenant: str = "t") -> Submission:
-    return Submission(
-        key=key,
-        request_id=request_id,
-        tenant=tenant,
-        prompt=array("i", [1]),
-        page_hashes=(),
-        root_hash=b"",
-        n=1,
-        max_tokens=5,
-        stop_token_ids=frozenset(),
-        hold_endings=False,
-        deadline_seconds=None,
-        time_limit_seconds=None,
-        priority=0,
-        sampling=SamplingParams(),
-        progress_events=False,
-    )
 
 
 def test_they_wait_until_their_id_is_free_or_their_time_is_over() -> None:

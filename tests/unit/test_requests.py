@@ -1,34 +1,13 @@
 """Requests of n outputs: names, endings, what is kept."""
 
 import gc
-from array import array
 
 import pytest
+from support.submissions import submission
 
-from scheduler_svc.core.types import Ended, EndReason, SamplingParams
+from scheduler_svc.core.types import Ended, EndReason
 from scheduler_svc.ended_requests import EndedRequests
-from scheduler_svc.messages import Submission
 from scheduler_svc.requests import DuplicateRequest, Request, Requests
-
-
-def submission(key: int = 1, request_id: str = "r", tenant: str = "t", n: int = 1) -> Submission:
-    return Submission(
-        key=key,
-        request_id=request_id,
-        tenant=tenant,
-        prompt=array("i", [1, 2, 3]),
-        page_hashes=(),
-        root_hash=b"",
-        n=n,
-        max_tokens=5,
-        stop_token_ids=frozenset(),
-        hold_endings=False,
-        deadline_seconds=None,
-        time_limit_seconds=None,
-        priority=0,
-        sampling=SamplingParams(),
-        progress_events=False,
-    )
 
 
 def end(request: Request, index: int, reason: EndReason, at: float = 10.0) -> None:

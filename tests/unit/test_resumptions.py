@@ -4,8 +4,9 @@ from array import array
 from typing import Any
 
 from pagewire.internal.v1 import front_pb2
+from support.submissions import submission
 
-from scheduler_svc.core.types import Ended, EndReason, SamplingParams
+from scheduler_svc.core.types import Ended, EndReason
 from scheduler_svc.messages import FrontResume, Submission
 from scheduler_svc.outbox import Outbox
 from scheduler_svc.requests import Request, Requests
@@ -25,27 +26,9 @@ class Link:
         return front_pb2.SchedulerToFrontFrame.FromString(self.outbox(front_id).take(1))
 
 
-def submission(request_id: str, key: int = 1, digest: bytes = b"d", grace: float = 5.0) -> Submission:
-    return Submission(
-        key=key,
-        request_id=request_id,
-        tenant="t",
-        prompt=array("i", [1]),
-        page_hashes=(),
-        root_hash=b"",
-        n=1,
-        max_tokens=5,
-        stop_token_ids=frozenset(),
-        hold_endings=False,
-        deadline_seconds=None,
-        time_limit_seconds=None,
-        priority=0,
-        sampling=SamplingParams(),
-        progress_events=False,
-        resume_grace_seconds=grace,
-        content_digest=digest,
-        resume_record=front_pb2.Submit(request_id=request_id, n=1).SerializeToString(),
-    )
+def resumable(request_id: str, key: int = 1, digest: bytes = b"d", grace: float = 5.0) -> Submission:
+    record = front_pb2.Submit(request_id=request_id, n=1).SerializeToString()
+    return submission(key, request_id, resume_grace_seconds=grace, content_digest=digest, resume_record=record)
 
 
 def end(request: Request) -> None:
@@ -76,7 +59,7 @@ def made(**options: Any) -> tuple[Requests, Link, Resumptions]:
 
 def test_a_broken_request_expires_after_its_grace_unless_it_is_resumed() -> None:
     requests, _, resumptions = made()
-    first, second = (requests.add(7, 0, submission(name, key)) for key, name in enumerate(("a", "b"), start=1))
+    first, second = (requests.add(7, 0, resumable(name, key)) for key, name in enumerate(("a", "b"), start=1))
     assert resumptions.next_expiry() is None
     resumptions.leave(first, 10.0)
     resumptions.leave(second, 11.0)
@@ -91,15 +74,15 @@ def test_a_broken_request_expires_after_its_grace_unless_it_is_resumed() -> None
 
 def test_tokens_are_told_from_the_first_whoever_had_them() -> None:
     requests, link, resumptions = made()
-    request = requests.add(7, 0, submission("a"))
+    request = requests.add(7, 0, resumable("a"))
     key = request.outputs[0].key
     resumptions.add_tokens([key], array("i", [5]))
     resumptions.leave(request, 1.0)
     resumptions.add_tokens([key], array("i", [6]))
-    assert resumptions.repeats(8, submission("a", 9), 2.0)
+    assert resumptions.repeats(8, resumable("a", 9), 2.0)
     resumptions.add_tokens([key], array("i", [7]))
-    assert not resumptions.repeats(8, submission("a", 10, digest=b"other"), 2.0)
-    assert not resumptions.repeats(8, submission("a", 10, grace=0.0), 2.0)
+    assert not resumptions.repeats(8, resumable("a", 10, digest=b"other"), 2.0)
+    assert not resumptions.repeats(8, resumable("a", 10, grace=0.0), 2.0)
     frame = link.sent(8)
     assert array("i", frame.tokens.token_ids).tolist() == [5, 6, 7]
     assert [(each.key, each.WhichOneof("event")) for each in frame.events] == [(9, "resumed")]
@@ -108,7 +91,7 @@ def test_tokens_are_told_from_the_first_whoever_had_them() -> None:
 
 def test_ended_requests_are_kept_for_their_grace_and_within_their_bytes() -> None:
     requests, _, resumptions = made(max_kept_bytes=100)
-    ended = [requests.add(7, 0, submission(name, key)) for key, name in enumerate("abc", start=1)]
+    ended = [requests.add(7, 0, resumable(name, key)) for key, name in enumerate("abc", start=1)]
     for request in ended:
         resumptions.add_tokens([request.outputs[0].key], array("i", [1]))
         request.record.token_ids[0].extend([1] * 9)  # type: ignore[union-attr]
