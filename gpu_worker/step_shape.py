@@ -26,6 +26,8 @@ _MIN_SHARED_DECODES = 8
 MIN_UNEVEN_DECODES = 16
 MIN_UNEVEN_TOKENS = 2048
 _UNEVEN_RATIO = 3
+_ROWS_APART = 8
+_FAR_APART = 256
 _CHUNK_DECODES = (0, 16, 64)
 """Decodes beside chunks, and as many as there can be rows."""
 _LAUNCH_SECONDS = 3e-3
@@ -58,11 +60,13 @@ class StepShape:
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
-    """1 to 8, then four sizes an octave, the last one max_num_seqs: at most a quarter of a step is padding."""
+    """1 to 8, four sizes an octave up to 64, then every eighth row up to 256, as products of large weights take longer
+    with every few rows; eight sizes an octave beyond. The last is max_num_seqs."""
     sizes = [1]
     while sizes[-1] < max_num_seqs:
         last = sizes[-1]
-        step = max(1, (1 << (last.bit_length() - 1)) // 4)
+        octave = 1 << (last.bit_length() - 1)
+        step = max(1, min(octave // 4, _ROWS_APART)) if octave < _FAR_APART else octave // 8
         sizes.append(min(last + step, max_num_seqs))
     return sizes
 

@@ -6,12 +6,12 @@ part; they are zero between kernels, and one stream runs a device's kernels.
 """
 
 import torch
-import torch.nn.functional as F
 
 from pagewire_kernels.interface import AttentionBatch, QkNorm, QuantizedProduct, SamplingBatch
 from pagewire_kernels.quantized import QuantizedWeight
 from pagewire_kernels.reference import DequantizedProduct
 from pagewire_kernels.triton import skinny_linear, tiled_linear
+from pagewire_kernels.triton.dense_linear import dense_linear
 from pagewire_kernels.triton.float8_linear import float8_product
 from pagewire_kernels.triton.paged_chunk import paged_chunk
 from pagewire_kernels.triton.paged_decode import paged_decode
@@ -69,7 +69,7 @@ class TritonKernels:
             return tiled_linear.tiled_linear(x, weight, bias, self._zeros(_NUM_COUNTERS, x.device))
         if skinny_linear.suits(x, weight):
             return skinny_linear.skinny_linear(x, weight, bias, self._zeros(skinny_linear.MAX_COUNTERS, x.device))
-        return F.linear(x, weight, bias)
+        return dense_linear(x, weight, bias)
 
     def takes_quantized(self, bits: int, group_size: int, has_offsets: bool, dtype: torch.dtype) -> bool:
         return False

@@ -110,7 +110,8 @@ def packed_linear_kernel(
     block = tl.minimum(outputs // 64, LAST_TILE).to(tl.int64) * CHUNKS
     words_of = words_ptr + (block * 2048 + outputs % 64 * 32)[:, None] + column[None, :]
     scales_of = scales_ptr + block * (64 * SUBGROUPS) + outputs % 64
-    x_of = x_ptr + tl.minimum(rows, num_rows - 1).to(tl.int64)[None, :] * X_STRIDE
+    # Rows that pad the tile are read as others are: all as the last one, they would wait for one line of the cache.
+    x_of = x_ptr + (rows % num_rows).to(tl.int64)[None, :] * X_STRIDE
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

@@ -6,9 +6,9 @@ time, a panel of outputs at a time, in scratch that all weights of a device shar
 """
 
 import torch
-import torch.nn.functional as F
 
 from pagewire_kernels.quantized import QuantizedWeight
+from pagewire_kernels.triton.dense_linear import dense_linear
 from pagewire_kernels.triton.fragment_linear import MAX_ROWS as MAX_FRAGMENT_ROWS
 from pagewire_kernels.triton.fragment_linear import fragment_linear
 from pagewire_kernels.triton.launch import on_hopper
@@ -78,7 +78,7 @@ class PackedProduct:
         if rows and self._takes_codes(rows):
             return packed_linear(x, self._packed, bias, self._counters)
         if self._floats is not None:
-            return F.linear(x, self._floats, bias)
+            return dense_linear(x, self._floats, bias)
         return self._by_panels(x, bias)
 
     def _takes_codes(self, rows: int) -> bool:
