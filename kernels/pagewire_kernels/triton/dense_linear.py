@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from pagewire_kernels.triton.launch import on_hopper
 
-_FIRST_ROWS, _LAST_ROWS = 57, 127
+_FIRST_ROWS, _LAST_ROWS = 33, 112
 _MIN_INPUTS, _MAX_OUTPUTS = 4096, 65536
 
 
