@@ -88,11 +88,17 @@ class LogitRules:
 
     def count(self, token_ids: torch.Tensor, rows: RowIds) -> None:
         """Rows with slots sampled these tokens, int32 [F]."""
+        options = [self._rows.options[row] for row in rows.tolist()]
+        penalises, forbids = any(each.penalises for each in options), any(row in self._words for row in rows.tolist())
+        if not penalises and not forbids:
+            return
         slots, state = self.upload(self._slots[rows]), self._state
-        places = slots * state.vocab_size + token_ids
-        state.counts.view(-1).scatter_add_(0, places, torch.ones_like(token_ids))
-        newest = torch.cat((state.newest.index_select(0, slots)[:, 1:], token_ids[:, None]), dim=1)
-        state.newest.index_copy_(0, slots, newest)
+        if penalises:
+            places = slots * state.vocab_size + token_ids
+            state.counts.view(-1).scatter_add_(0, places, torch.ones_like(token_ids))
+        if forbids:
+            newest = torch.cat((state.newest.index_select(0, slots)[:, 1:], token_ids[:, None]), dim=1)
+            state.newest.index_copy_(0, slots, newest)
 
     def _begin(self, row: int, options: RowOptions) -> None:
         if not self._free:

@@ -107,6 +107,8 @@ class ModelRunner:
         self.graphs = StepGraphs()
         self._stale = False
         self._uneven = False
+        self.tell_done: Callable[[], None] = lambda: None
+        """Called when a launch has waited for the step before: its result can leave."""
 
     def round_shapes(self) -> GraphShapes:
         """Round every step up to a shape that a graph could be captured for, where there is one."""
@@ -171,7 +173,7 @@ class ModelRunner:
             packed, logprobs = sampled.packed, self._logprobs(sampled, prompts, work)
         on_host = self._to_host(packed)
         done = self._record_event()
-        self._rules.matchers.advance(work.sampled_rows, lambda: _tokens(on_host, done))
+        self._rules.matchers.advance(work.sampled_rows, lambda: self._tokens(on_host, done))
         return StepOutput(
             plan=plan,
             sampled_rows=work.sampled_rows,
@@ -247,6 +249,14 @@ class ModelRunner:
         target = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
         return target.copy_(packed, non_blocking=True)
 
+    def _tokens(self, on_host: torch.Tensor, done: "torch.cuda.Event | None") -> tuple[Int32s, Int32s]:
+        """Token ids and statuses of a step; waits until it is done, and lets its result leave before they are used."""
+        if done is not None:
+            done.synchronize()
+            self.tell_done()
+        token_ids, statuses = on_host.numpy()
+        return token_ids, statuses
+
     def _record_event(self) -> "torch.cuda.Event | None":
         if self.device.type != "cuda":
             return None
@@ -266,14 +276,6 @@ class ModelRunner:
                 self._device_rows.last_token_ids.index_fill_(0, rows, 0)
         except RuntimeError as error:
             raise DeviceLostError(str(error)) from None
-
-
-def _tokens(on_host: torch.Tensor, done: "torch.cuda.Event | None") -> tuple[Int32s, Int32s]:
-    """Token ids and statuses of a step; waits until it is done."""
-    if done is not None:
-        done.synchronize()
-    token_ids, statuses = on_host.numpy()
-    return token_ids, statuses
 
 
 _NO_WORK = StepWork(

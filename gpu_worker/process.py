@@ -69,6 +69,8 @@ def _run(config: WorkerConfig, group: RankGroup, others: OtherRanks | None) -> i
         runner = LeadingRunner(parts.runner, others)
     try:
         with torch.inference_mode():
-            return Worker(runner, link, events, Polling.of_machine() if on_gpu else None).run()
+            worker = Worker(runner, link, events, Polling.of_machine() if on_gpu else None)
+            parts.runner.tell_done = worker.send_done
+            return worker.run()
     finally:
         link.close("the worker stops")

@@ -108,6 +108,10 @@ class Worker:
         if self._polling is not None:
             self._link.attend(0)  # before anything else is launched
 
+    def send_done(self) -> None:
+        """Send the results of steps that are done, during a launch. Raises DeviceLostError."""
+        self._results.send_done()
+
     def _greet(self) -> None:
         """Drop all rows and begin a new epoch."""
         self._epoch = None
