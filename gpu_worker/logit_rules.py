@@ -19,12 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from pagewire_kernels import KernelSet
 from pagewire_kernels.penalties import penalize
 
 from gpu_worker.batch_plan import BatchPlan, Floats, Int32s, Int64s, RowIds, RowOptions
 from gpu_worker.matchers import Matchers
+from gpu_worker.pinned_memory import upload_together
 from gpu_worker.request_rows import MAX_WORD_TOKENS, RequestRows
-from gpu_worker.token_masks import Words, num_words, token_bits
+from gpu_worker.ruled_rows import RuledRows, ruled_rows
+from gpu_worker.token_masks import Words, token_bits
 
 _ANY, _NOTHING = -2, -1
 """In a bad word's beginning: any token; in a row's newest tokens: none yet."""
@@ -33,13 +36,11 @@ _ANY, _NOTHING = -2, -1
 class LogitRules:
     """Slots of the rows that have options."""
 
-    def __init__(self, rows: RequestRows, device: torch.device, matchers: Matchers) -> None:
+    def __init__(self, rows: RequestRows, kernels: KernelSet, device: torch.device, matchers: Matchers) -> None:
         self._rows = rows
+        self._kernels = kernels
         self._device = device
         self.matchers = matchers
-        bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-        self._limits_of_octets = self.upload(np.where(bits, np.float32(0), np.float32(-np.inf)))
-        """What eight bits of a mask add to eight logits."""
         self._slots = np.full(rows.limits.max_num_seqs, -1, dtype=np.int64)
         """By row; -1: none."""
         self._words: dict[int, _LongWords] = {}
@@ -70,10 +71,15 @@ class LogitRules:
         """Which of the rows that sample have a slot."""
         return np.flatnonzero(self._slots[sampled_rows] >= 0)
 
-    def apply(self, logits: torch.Tensor, rows: RowIds) -> torch.Tensor:
+    def upload_rows(self, places: Int64s, rows: RowIds, faults: Int32s) -> RuledRows:
+        """What the device must know of rows with slots: their places among the rows that sample, and the statuses of
+        those that no token is left to."""
+        return ruled_rows(self._rows, places, rows, self._slots[rows], faults, self._device)
+
+    def apply(self, logits: torch.Tensor, rows: RowIds, slots: torch.Tensor) -> torch.Tensor:
         """The adjusted float32 logits [F, V] of rows with slots, from their logits [F, V], which may be overwritten.
         Waits for nothing but the tokens that rows with a grammar sampled before."""
-        slots, state = self.upload(self._slots[rows]), self._state
+        state = self._state
         options = [self._rows.options[row] for row in rows.tolist()]
         adjusted = logits.float()
         if any(each.penalises for each in options):
@@ -86,17 +92,18 @@ class LogitRules:
         self._forbid_words(adjusted, rows)
         return adjusted
 
-    def count(self, token_ids: torch.Tensor, rows: RowIds) -> None:
-        """Rows with slots sampled these tokens, int32 [F]."""
-        options = [self._rows.options[row] for row in rows.tolist()]
-        penalises, forbids = any(each.penalises for each in options), any(row in self._words for row in rows.tolist())
-        if not penalises and not forbids:
+    def count(self, token_ids: torch.Tensor, rows: RowIds, ruled: RuledRows) -> None:
+        """Of these tokens, int32 [R], those at the rows' places are theirs. Only rows with penalties are ever asked how
+        many there were, and only those with long bad words what came last."""
+        penalises = any(self._rows.options[row].penalises for row in rows.tolist())
+        has_words = any(row in self._words for row in rows.tolist())
+        if not penalises and not has_words:
             return
-        slots, state = self.upload(self._slots[rows]), self._state
+        token_ids, slots, state = token_ids.index_select(0, ruled.places), ruled.slots, self._state
         if penalises:
             places = slots * state.vocab_size + token_ids
             state.counts.view(-1).scatter_add_(0, places, torch.ones_like(token_ids))
-        if forbids:
+        if has_words:
             newest = torch.cat((state.newest.index_select(0, slots)[:, 1:], token_ids[:, None]), dim=1)
             state.newest.index_copy_(0, slots, newest)
 
@@ -134,12 +141,10 @@ class LogitRules:
         places = [place for place, row in enumerate(rows.tolist()) if row in self.matchers]
         if not places:
             return {}
-        masks = np.full((len(rows), num_words(logits.shape[1])), -1, dtype=np.int32)
-        masks[places] = self.matchers.masks(rows[places].tolist())
-        octets = self.upload(masks.view(np.uint8)).view(-1).int()
-        # Added, not set: what is not a number stays one.
-        logits += self._limits_of_octets.index_select(0, octets).view(len(rows), -1)[:, : logits.shape[1]]
-        return {place: masks[place] for place in places}
+        masks = self.matchers.masks(rows[places].tolist())
+        columns = np.array(places, dtype=np.int64), np.stack(masks)
+        self._kernels.forbid(logits, *upload_together(columns, self._device))
+        return dict(zip(places, masks, strict=True))
 
     def _forbid_stops(self, logits: torch.Tensor, rows: RowIds, masks: Mapping[int, Words]) -> None:
         """Stop tokens of rows that have fewer than ``min_tokens`` output tokens, if their grammar can go on without."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from pagewire_kernels import AttentionBatch, SamplingBatch, SharedPrefixes
 
+from gpu_worker.batch_plan import RowIds
 from gpu_worker.pinned_memory import PinnedRing
 from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
 from gpu_worker.shared_groups import max_tiles
@@ -156,10 +157,13 @@ def exact_shape(rows: RequestRows, work: StepWork) -> StepShape:
         max_query_len=int(work.chunk_tokens.max(initial=min(1, len(work.decode_rows)))),
         max_kv_len=int(kv_lens.max(initial=0)),
         all_greedy=not rows.temperature[sampled].any(),
-        any_truncation=bool(
-            (rows.top_k[sampled] > 0).any() or (rows.top_p[sampled] < 1).any() or (rows.min_p[sampled] > 0).any()
-        ),
+        any_truncation=any_truncation(rows, sampled),
     )
+
+
+def any_truncation(rows: RequestRows, sampled: RowIds) -> bool:
+    """Whether some of these rows use top_k, top_p or min_p."""
+    return bool((rows.top_k[sampled] > 0).any() or (rows.top_p[sampled] < 1).any() or (rows.min_p[sampled] > 0).any())
 
 
 def _most_bytes(limits: RowLimits) -> int:

@@ -102,7 +102,7 @@ class ModelRunner:
         self._kv_pages = kv_pages
         self._rows = RequestRows(limits)
         self._device_rows = DeviceRows(self._rows, device)
-        self._rules = LogitRules(self._rows, device, Matchers(vocabulary, limits.vocab_size))
+        self._rules = LogitRules(self._rows, kernels, device, Matchers(vocabulary, limits.vocab_size))
         self._shapes: GraphShapes | None = None
         self.graphs = StepGraphs()
         self._stale = False
@@ -219,8 +219,8 @@ class ModelRunner:
         """Sample rows with options again, as these say."""
         places = self._rules.places(work.sampled_rows)
         if len(places):
-            rows, last_ids = work.sampled_rows[places], self._device_rows.last_token_ids
-            resample_rows(self._kernels, self._rules, sampled, inputs.sampling, places, rows, last_ids)
+            resample_rows(self._kernels, self._rules, sampled, places, work.sampled_rows[places])
+            self._device_rows.last_token_ids.index_copy_(0, inputs.sampled_rows, sampled.packed[0])
 
     def _logprobs(self, sampled: Sampled, prompts: PromptPositions | None, work: StepWork) -> StepLogprobs | None:
         """Log probabilities of the rows that ask; None if none does."""

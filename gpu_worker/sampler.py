@@ -49,44 +49,18 @@ def sample_rows(
     return Sampled(packed, logits)
 
 
-def resample_rows(
-    kernels: KernelSet,
-    rules: LogitRules,
-    sampled: Sampled,
-    batch: SamplingBatch,
-    places: Int64s,
-    rows: RowIds,
-    last_token_ids: torch.Tensor,
-) -> None:
-    """Sample rows with rules again. ``places`` are theirs among the rows that sample, ``rows`` their row ids."""
-    where, row_ids = rules.upload(np.stack((places, rows.astype(np.int64))))
-    adjusted = rules.apply(sampled.logits.index_select(0, where), rows)
-    packed = _sample(kernels, adjusted, _select(batch, where))
-    nothing_left = adjusted.amax(dim=1) == float("-inf")
+def resample_rows(kernels: KernelSet, rules: LogitRules, sampled: Sampled, places: Int64s, rows: RowIds) -> None:
+    """Sample rows with rules again, into ``sampled``. ``places`` are theirs among the rows that sample, ``rows`` their
+    row ids."""
     faults = [STATUS_GRAMMAR if row in rules.matchers else STATUS_NAN for row in rows.tolist()]
-    packed[1] = torch.where(nothing_left, rules.upload(np.array(faults, dtype=np.int32)), packed[1])
-    packed[0].masked_fill_(nothing_left, 0)
-    rules.count(packed[0], rows)
-    last_token_ids.index_copy_(0, row_ids, packed[0])
-    sampled.packed.index_copy_(1, where, packed)
+    ruled = rules.upload_rows(places, rows, np.array(faults, dtype=np.int32))
+    adjusted = rules.apply(sampled.logits.index_select(0, ruled.places), rows, ruled.slots)
+    token_ids, statuses = kernels.sample(adjusted, ruled.sampling)
+    kernels.settle(adjusted, token_ids, statuses, ruled.faults, ruled.places, sampled.packed)
+    rules.count(sampled.packed[0], rows, ruled)
 
 
 def _sample(kernels: KernelSet, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     token_ids, statuses = kernels.sample(logits, batch)
     token_ids = torch.where(statuses == STATUS_FINE, token_ids, 0).to(torch.int32)
     return torch.stack((token_ids, statuses.to(torch.int32)))
-
-
-def _select(batch: SamplingBatch, places: torch.Tensor) -> SamplingBatch:
-    """The parameters of some of the rows."""
-    return SamplingBatch(
-        temperature=batch.temperature.index_select(0, places),
-        top_k=batch.top_k.index_select(0, places),
-        top_p=batch.top_p.index_select(0, places),
-        min_p=batch.min_p.index_select(0, places),
-        seeds=batch.seeds.index_select(0, places),
-        output_index=batch.output_index.index_select(0, places),
-        output_positions=batch.output_positions.index_select(0, places),
-        all_greedy=batch.all_greedy,
-        any_truncation=batch.any_truncation,
-    )

@@ -122,13 +122,21 @@ def move_columns(columns: Columns, rows: RequestRows, decode_rows: RowIds) -> No
 
 def _fill_sampling(columns: Columns, rows: RequestRows, sampled: RowIds) -> None:
     _pad(columns["sampled_rows"], sampled, rows.limits.max_num_seqs)
-    _pad(columns["seeds"], rows.seeds[sampled], 0)
-    _pad(columns["output_index"], rows.output_index[sampled], 0)
-    _pad(columns["output_positions"], rows.num_tokens[sampled] - rows.num_prompt_tokens[sampled] - 1, 0)
-    _pad(columns["temperature"], rows.temperature[sampled], 0)
-    _pad(columns["top_k"], rows.top_k[sampled], 0)
-    _pad(columns["top_p"], rows.top_p[sampled], 1)
-    _pad(columns["min_p"], rows.min_p[sampled], 0)
+    for name, values in sampling_columns(rows, sampled).items():
+        _pad(columns[name], values, 1 if name == "top_p" else 0)
+
+
+def sampling_columns(rows: RequestRows, sampled: RowIds) -> Columns:
+    """What these rows sample with, under the names of SamplingBatch."""
+    return {
+        "seeds": rows.seeds[sampled],
+        "output_index": rows.output_index[sampled],
+        "output_positions": rows.num_tokens[sampled] - rows.num_prompt_tokens[sampled] - 1,
+        "temperature": rows.temperature[sampled],
+        "top_k": rows.top_k[sampled],
+        "top_p": rows.top_p[sampled],
+        "min_p": rows.min_p[sampled],
+    }
 
 
 def _pad(target: npt.NDArray[Any], values: npt.NDArray[Any], padding: int) -> None:

@@ -7,7 +7,7 @@ never named.
 
 import numpy as np
 
-from gpu_worker.batch_plan import BatchPlan, NewRows, int32s
+from gpu_worker.batch_plan import BatchPlan, NewRows, RowOptions, int32s
 from gpu_worker.errors import WorkerError
 from gpu_worker.model_runner import ModelRunner
 from gpu_worker.request_rows import RowLimits
@@ -20,6 +20,8 @@ _GPU_SHAPES = (
 _GPU_LENGTHS = tuple(256 << power for power in range(8))
 """Lengths of a row that decodes: attention is split by them."""
 _SAMPLING = ((0.0, 0, 1.0), (1.0, 0, 1.0), (1.0, 20, 0.9))
+_FORM = RowOptions(grammar="start: /a/")
+"""Of rows that are sampled again."""
 
 
 def warm_up(runner: ModelRunner) -> None:
@@ -28,6 +30,8 @@ def warm_up(runner: ModelRunner) -> None:
     for num_rows, num_tokens in _CPU_SHAPES if on_cpu else _GPU_SHAPES:
         for temperature, top_k, top_p in _SAMPLING[::2] if on_cpu else _SAMPLING:
             _run(runner, _plans(runner.limits, num_rows, num_tokens, temperature, top_k, top_p))
+    for sampling in () if on_cpu else _SAMPLING:
+        _run(runner, _plans(runner.limits, 2, 17, *sampling, options=_FORM))
     for length in () if on_cpu else _GPU_LENGTHS:
         if length <= min(runner.limits.max_model_len, runner.limits.num_pages * runner.limits.page_size):
             _run(runner, [_decode_at(runner.limits, length)])
@@ -57,7 +61,14 @@ def _decode_at(limits: RowLimits, length: int) -> BatchPlan:
 
 
 def new_rows(
-    num_rows: int, num_tokens: int, *, num_cached: int = 0, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0
+    num_rows: int,
+    num_tokens: int,
+    *,
+    num_cached: int = 0,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    options: RowOptions | None = None,
 ) -> NewRows:
     """Rows of token 0 alone."""
     ones = np.ones(num_rows, dtype=np.int32)
@@ -73,11 +84,18 @@ def new_rows(
         top_ps=np.full(num_rows, top_p, dtype=np.float32),
         top_ks=ones * top_k,
         min_ps=np.zeros(num_rows, dtype=np.float32),
+        options={} if options is None else dict.fromkeys(range(num_rows), options),
     )
 
 
 def _plans(
-    limits: RowLimits, num_rows: int, num_tokens: int, temperature: float, top_k: int, top_p: float
+    limits: RowLimits,
+    num_rows: int,
+    num_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    options: RowOptions | None = None,
 ) -> list[BatchPlan]:
     """A prompt in two chunks for every row, then a decode of all; cut down to what the limits allow."""
     num_tokens = min(num_tokens, limits.max_model_len - 1, limits.max_num_batched_tokens)
@@ -89,7 +107,7 @@ def _plans(
         return []
     rows = np.arange(num_rows, dtype=np.int32)
     ones = np.ones(num_rows, dtype=np.int32)
-    new = new_rows(num_rows, num_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
+    new = new_rows(num_rows, num_tokens, temperature=temperature, top_k=top_k, top_p=top_p, options=options)
     append_rows = np.repeat(rows, pages_each).astype(np.int32)
     append_pages = np.arange(num_rows * pages_each, dtype=np.int32)
     chunks = [part for part in (num_tokens // 2, num_tokens - num_tokens // 2) if part]

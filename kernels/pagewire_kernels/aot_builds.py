@@ -14,6 +14,7 @@ from pagewire_kernels.interface import MAX_SHARED_PARTS, SHARED_TILE_ROWS
 from pagewire_kernels.triton import (
     bracket,
     candidates,
+    choices,
     float8_linear,
     fragment_linear,
     launch,
@@ -349,6 +350,7 @@ def _sampler_builds(data: str, hip: bool) -> Iterator[Build]:
         truncated_choice.NUM_WARPS,
     )
     if data == "*fp32":
+        yield from _choice_builds()
         yield Build(
             "row_argmax",
             sampler.row_argmax_kernel,
@@ -356,3 +358,11 @@ def _sampler_builds(data: str, hip: bool) -> Iterator[Build]:
             {"NUM_TILES": num_tiles, "TILE": launch.next_power_of_two(num_tiles), "TRUNCATE": True},
             1,
         )
+
+
+def _choice_builds() -> Iterator[Build]:
+    logits = {"logits_ptr": "*fp32", "places_ptr": "*i64"}
+    rows = {"token_ids_ptr": "*i32", "statuses_ptr": "*u8", "faults_ptr": "*i32", "packed_ptr": "*i32"}
+    words = {"NUM_WORDS": launch.ceil_div(49152, 32), "TILE": choices.TILE_WORDS}
+    yield Build("forbid", choices.forbid_kernel, {**logits, "words_ptr": "*i32"}, {"VOCAB": 49152, **words}, 4)
+    yield Build("settle", choices.settle_kernel, {**logits, **rows, "num_rows": "i32"}, {"VOCAB": 49152}, 1)

@@ -209,3 +209,28 @@ class KernelSet(Protocol):
         would make the noise infinite), Gumbel ``-log(-log(u))`` in float32.
         """
         ...
+
+    def forbid(self, logits: torch.Tensor, places: torch.Tensor, words: torch.Tensor) -> None:
+        """Add -inf to logits of the tokens that masks rule out, in place; what is NaN stays so.
+
+        logits float32 [F, V], contiguous; places int64 [G]: the rows that have a mask, each once; words int32
+        [G, ceil(V / 32)]: token t may be sampled if bit t % 32 of word t // 32 is set.
+        """
+        ...
+
+    def settle(
+        self,
+        logits: torch.Tensor,
+        token_ids: torch.Tensor,
+        statuses: torch.Tensor,
+        faults: torch.Tensor,
+        places: torch.Tensor,
+        packed: torch.Tensor,
+    ) -> None:
+        """Write what ``sample`` gave for these logits to the rows' places in ``packed`` int32 [2, R], contiguous: token
+        ids, then statuses. Where no token was left (all logits are -inf) the status is the row's fault; where the
+        status is not 0 the token id is.
+
+        logits float32 [F, V], contiguous; token_ids int32 [F]; statuses uint8 [F]; faults int32 [F]; places int64 [F].
+        """
+        ...

@@ -88,6 +88,25 @@ class ReferenceKernels:
             torch.tensor(status, dtype=torch.uint8, device=device),
         )
 
+    def forbid(self, logits: torch.Tensor, places: torch.Tensor, words: torch.Tensor) -> None:
+        for place, mask in zip(places.tolist(), words.tolist(), strict=True):
+            ruled_out = [token for token in range(logits.shape[1]) if not mask[token // 32] >> token % 32 & 1]
+            logits[place, ruled_out] += float("-inf")
+
+    def settle(
+        self,
+        logits: torch.Tensor,
+        token_ids: torch.Tensor,
+        statuses: torch.Tensor,
+        faults: torch.Tensor,
+        places: torch.Tensor,
+        packed: torch.Tensor,
+    ) -> None:
+        for row, place in enumerate(places.tolist()):
+            is_lost = not statuses[row] and bool((logits[row] == float("-inf")).all())
+            status = int(faults[row] if is_lost else statuses[row])
+            packed[0, place], packed[1, place] = 0 if status else int(token_ids[row]), status
+
 
 class DequantizedProduct:
     """Holds the weight as floats."""

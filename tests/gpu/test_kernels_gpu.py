@@ -79,6 +79,10 @@ def test_row_kernels(kernels: TritonKernels, size: int, dtype: torch.dtype) -> N
     kernel_checks.check_silu_mul(kernels, size, dtype, "cuda")
 
 
+def test_what_surrounds_the_sampling_of_limited_rows(kernels: TritonKernels) -> None:
+    kernel_checks.check_choices(kernels, "cuda")
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", SHARED_CASES, ids=lambda case: case.name)
 def test_attention_over_shared_pages(kernels: TritonKernels, case: AttentionCase, dtype: torch.dtype) -> None:

@@ -82,6 +82,10 @@ def test_row_kernels(kernels: CpuKernels, size: int, dtype: torch.dtype) -> None
     kernel_checks.check_silu_mul(kernels, size, dtype)
 
 
+def test_what_surrounds_the_sampling_of_limited_rows(kernels: CpuKernels) -> None:
+    kernel_checks.check_choices(kernels)
+
+
 def test_one_set_serves_steps_and_layers_of_any_shape(kernels: CpuKernels) -> None:
     for case in (*CASES, *reversed(CASES)):
         for layer in range(2):

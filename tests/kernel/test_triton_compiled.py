@@ -21,7 +21,7 @@ def test_kernels_compile(target: str) -> None:
     for kernel in (
         "shared_prefix", "paged_decode", "paged_chunk", "rotary_kv_write", "rms_norm", "add_rms_norm", "silu_mul",
         "skinny_linear", "tiled_linear", "vector_linear", "packed_linear", "unpack_weight", "tile_argmax", "row_argmax",
-        "group_peaks", "bracket", "list", "truncated_choice",
+        "group_peaks", "bracket", "list", "truncated_choice", "forbid", "settle",
     ):  # fmt: skip
         assert f"{target} {kernel}" in finished.stdout
     for kernel in ("fragment_linear", "round_rows", "block_scaled"):

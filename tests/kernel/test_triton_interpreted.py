@@ -133,6 +133,10 @@ def test_sampling_equals_the_reference_word_for_word(kernels: TritonKernels, par
     sampling_checks.check_many_seeds(kernels, parameters, torch.float32, rows=4)
 
 
+def test_what_surrounds_the_sampling_of_limited_rows(kernels: TritonKernels) -> None:
+    kernel_checks.check_choices(kernels)
+
+
 def test_sampling_behaviour(kernels: TritonKernels) -> None:
     sampling_checks.check_broken_rows(kernels)
     sampling_checks.check_mixed_rows(kernels)

@@ -13,6 +13,7 @@ from support.kernel_cases import (
     AttentionCase,
     attention_inputs,
     rotary_inputs,
+    sampling_batch,
     seeded,
     share_leading_pages,
 )
@@ -153,3 +154,24 @@ def padded_vocabulary(rows: int, vocab: int, device: str = "cpu") -> torch.Tenso
     wide = torch.full((rows, vocab + 20), 1e9, device=device)
     wide[:, :vocab] = random_logits(rows, vocab, device=device)
     return wide[:, :vocab]
+
+
+def check_choices(kernels: KernelSet, device: str = "cpu") -> None:
+    """Masks of some rows, then rows of every outcome; of vocabularies of full and broken words."""
+    nan, nothing = float("nan"), float("-inf")
+    for vocab in (2048, 1117):
+        logits = random_logits(5, vocab, device=device)
+        logits[1, 3], logits[2, 1], logits[2, 5] = nan, nan, nothing
+        places = torch.tensor([4, 0, 2, 1], device=device)
+        words = torch.randint(-(2**31), 2**31, (4, -(-vocab // 32)), generator=seeded(vocab)).to(device, torch.int32)
+        words[1] = 0
+        expected = logits.clone()
+        REFERENCE.forbid(expected, places, words)
+        kernels.forbid(logits, places, words)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=0, equal_nan=True)
+        token_ids, statuses = kernels.sample(logits, sampling_batch(5, device, temperature=0.0))
+        faults = torch.tensor([2, 2, 1, 1, 2], dtype=torch.int32, device=device)
+        packed = torch.full((2, 7), 9, dtype=torch.int32, device=device)
+        kernels.settle(logits, token_ids, statuses, faults, torch.tensor([6, 0, 1, 3, 4], device=device), packed)
+        best = logits[[3, 4]].argmax(dim=1).tolist()
+        assert packed.tolist() == [[0, 0, 9, best[0], best[1], 9, 0], [1, 1, 9, 0, 0, 9, 2]]

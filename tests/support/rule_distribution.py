@@ -36,9 +36,10 @@ MOST_LIKELY = 35.0
 def check_rule_distribution(
     kernels: KernelSet, options: dict[str, Any], parameters: dict[str, float], device: str = "cpu", rows: int = 2000
 ) -> None:
-    rules = _rules(options, device)
+    rules = _rules(kernels, options, device)
     alike = torch.tensor(LOGITS, device=device).expand(NUM_SLOTS, 8).contiguous()
-    adjusted = rules.apply(alike, int32s(range(NUM_SLOTS)))
+    held = int32s(range(NUM_SLOTS))
+    adjusted = rules.apply(alike, held, rules.upload_rows(rules.places(held), held, held).slots)
     logits = adjusted.repeat(rows // NUM_SLOTS, 1)
     token_ids, statuses = kernels.sample(
         logits, sampling_batch(rows, device, output_index=1, output_position=len(OUTPUT), **parameters)
@@ -51,7 +52,7 @@ def check_rule_distribution(
     assert float(((counts - expected).square() / expected)[kept].sum()) < MOST_LIKELY
 
 
-def _rules(options: dict[str, Any], device: str) -> LogitRules:
+def _rules(kernels: KernelSet, options: dict[str, Any], device: str) -> LogitRules:
     """Slots of equal rows."""
     rows = NUM_SLOTS
     bias = options.get("bias", {})
@@ -82,7 +83,7 @@ def _rules(options: dict[str, Any], device: str) -> LogitRules:
         max_num_seqs=rows, max_num_batched_tokens=rows, max_model_len=32, page_size=16, num_pages=1, vocab_size=8
     )
     held, plan = RequestRows(limits), BatchPlan(new_rows=new)
-    rules = LogitRules(held, torch.device(device), Matchers(None, 8))
+    rules = LogitRules(held, kernels, torch.device(device), Matchers(None, 8))
     held.advance(plan)
     rules.follow(plan)
     return rules

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from pagewire_kernels.cpu.attention import attend
+from pagewire_kernels.cpu.choices import forbid, settle
 from pagewire_kernels.cpu.sampler import sample
 from pagewire_kernels.cpu.step_plan import StepPlan
 from pagewire_kernels.interface import AttentionBatch, QkNorm, QuantizedProduct, SamplingBatch
@@ -94,6 +95,20 @@ class CpuKernels:
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
         return sample(logits, batch)
+
+    def forbid(self, logits: torch.Tensor, places: torch.Tensor, words: torch.Tensor) -> None:
+        forbid(logits, places, words)
+
+    def settle(
+        self,
+        logits: torch.Tensor,
+        token_ids: torch.Tensor,
+        statuses: torch.Tensor,
+        faults: torch.Tensor,
+        places: torch.Tensor,
+        packed: torch.Tensor,
+    ) -> None:
+        settle(logits, token_ids, statuses, faults, places, packed)
 
     def _scratch_of(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         if self._scratch.dtype != dtype or self._scratch.numel() < num_elements:

@@ -11,6 +11,7 @@ from pagewire_kernels.interface import AttentionBatch, QkNorm, QuantizedProduct,
 from pagewire_kernels.quantized import QuantizedWeight
 from pagewire_kernels.reference import DequantizedProduct
 from pagewire_kernels.triton import skinny_linear, tiled_linear
+from pagewire_kernels.triton.choices import forbid, settle
 from pagewire_kernels.triton.dense_linear import dense_linear
 from pagewire_kernels.triton.float8_linear import float8_product
 from pagewire_kernels.triton.paged_chunk import paged_chunk
@@ -90,3 +91,17 @@ class TritonKernels:
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
         return sample(logits, batch)
+
+    def forbid(self, logits: torch.Tensor, places: torch.Tensor, words: torch.Tensor) -> None:
+        forbid(logits, places, words)
+
+    def settle(
+        self,
+        logits: torch.Tensor,
+        token_ids: torch.Tensor,
+        statuses: torch.Tensor,
+        faults: torch.Tensor,
+        places: torch.Tensor,
+        packed: torch.Tensor,
+    ) -> None:
+        settle(logits, token_ids, statuses, faults, places, packed)
