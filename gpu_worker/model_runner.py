@@ -108,7 +108,7 @@ class ModelRunner:
         self._stale = False
         self._uneven = False
         self.tell_done: Callable[[], None] = lambda: None
-        """Called when a launch has waited for the step before: its result can leave."""
+        """Called by a launch that has waited for the step before: the result of that one can leave."""
 
     def round_shapes(self) -> GraphShapes:
         """Round every step up to a shape that a graph could be captured for, where there is one."""
@@ -253,7 +253,7 @@ class ModelRunner:
         """Token ids and statuses of a step; waits until it is done, and lets its result leave before they are used."""
         if done is not None:
             done.synchronize()
-            self.tell_done()
+        self.tell_done()
         token_ids, statuses = on_host.numpy()
         return token_ids, statuses
 
