@@ -11,13 +11,15 @@ from functools import lru_cache
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.numpy import fill_next_token_bitmask_par
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
 from gpu_worker.token_masks import Words, num_words, token_bits
 
 _LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=100_000, verbose_errors=False)
 _MAX_COMPILED = 64
 _MAX_THREADS = 8
+_FEW = 8
+"""Masks that one thread makes in the time it takes to wake others: most take some 10 us."""
 _NO_TEXT = "\ufdd0"
 """A code point that is no character."""
 
@@ -45,7 +47,11 @@ class GrammarVocabulary:
     def masks(self, matchers: Sequence[LLMatcher]) -> Words:
         """What each allows next, int32 [F, W]; nothing if it failed."""
         words = np.zeros((len(matchers), self._num_words), dtype=np.int32)
-        fill_next_token_bitmask_par(self._executor, [(each, place) for place, each in enumerate(matchers)], words)
+        if len(matchers) <= _FEW:
+            for place, each in enumerate(matchers):
+                fill_next_token_bitmask(each, words, place)
+        else:
+            fill_next_token_bitmask_par(self._executor, [(each, place) for place, each in enumerate(matchers)], words)
         words &= self._possible
         words[[each.is_error() for each in matchers]] = 0
         return words
