@@ -103,8 +103,10 @@ class Service:
             [sys.executable, "-m", "scheduler_svc", *flags, *limits, "--worker-endpoint", endpoint], stderr=log
         )
         worker = ["-m", "benchmarks.front_worker", "--scheduler", endpoint, "--step-seconds", str(step_seconds)]
-        worker += ["--max-num-seqs", str(max_num_seqs)]
+        self._times = directory / "times"
+        worker += ["--max-num-seqs", str(max_num_seqs), "--times", str(self._times)]
         self._worker = subprocess.Popen([sys.executable, *worker])
+        self._num_times = 0
 
     def wait_ready(self) -> None:
         """Until it serves."""
@@ -119,6 +121,12 @@ class Service:
                 if time.monotonic() > deadline:
                     raise SystemExit("the service did not start")
                 time.sleep(0.1)
+
+    def step_times(self) -> list[float]:
+        """When plans came to the worker and results left it since this was asked last, by the monotonic clock."""
+        times = list(map(float, self._times.read_text().split()))
+        since, self._num_times = self._num_times, len(times)
+        return times[since:]
 
     @property
     def front(self) -> psutil.Process:

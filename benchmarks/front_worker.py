@@ -3,6 +3,8 @@
 import argparse
 import signal
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
@@ -32,12 +34,22 @@ def main() -> int:
     parser.add_argument("--scheduler", required=True)
     parser.add_argument("--step-seconds", type=float, default=0.0)
     parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument(
+        "--times", type=Path, required=True, help="gets a line when a plan comes and when a result goes"
+    )
     given = parser.parse_args()
     limits = Limits(
         num_pages=32768, max_num_seqs=given.max_num_seqs, max_num_batched_tokens=8192, max_model_len=MAX_MODEL_LEN
     )
     worker = ScriptedWorker(given.scheduler, limits=limits, script=letters, step_seconds=given.step_seconds)
     worker.rows = QuickRows(limits, letters)
+    times = given.times.open("w", buffering=1)
+
+    def note(step_id: int, frame: bytes) -> Iterable[bytes]:
+        times.write(f"{time.monotonic()}\n")
+        return (frame,)
+
+    worker.options.on_plan = worker.options.on_result = note
 
     def stop(number: int, frame: FrameType | None) -> None:
         worker._stopping.set()

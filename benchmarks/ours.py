@@ -81,8 +81,8 @@ def _offline(client: Client, workload: Workload) -> Outcome:
     outputs: list[Sequence[int]] = [()] * len(workload.requests)
     cached = 0
     began = time.perf_counter()
-    requests = [_request(str(index), *each, workload.temperature) for index, each in enumerate(workload.requests)]
-    for request_id, outcome in client.run_many(requests):
+    requests = (_request(str(index), *each, workload.temperature) for index, each in enumerate(workload.requests))
+    for request_id, outcome in client.run_many(requests, at_hand=True):
         if isinstance(outcome, ServerError):
             raise outcome
         outputs[int(request_id)] = outcome.outputs[0].token_ids

@@ -90,37 +90,39 @@ def rejection_error(rejected: Any, prompt_field: str) -> FrontError:
 
 
 def finished_message(output: Output) -> Any:
-    """A Finished for an ended output. A stop string found in its text beats any later ending."""
-    finished = generation_pb2.Finished(index=output.index)
+    """A Finished for an ended output."""
+    finished = generation_pb2.Finished()
+    write_finished(finished, output)
+    return finished
+
+
+def write_finished(finished: Any, output: Output) -> None:
+    """Fills an empty Finished. A stop string found in the output's text beats any later ending."""
+    finished.index = output.index
     if output.stop_string is not None:
         finished.finish_reason = generation_pb2.FINISH_REASON_STOP
         finished.stop_string = output.stop_string
-        return finished
+        return
     reason = output.ending.reason
     finished.finish_reason = _FINISH_REASONS.get(reason, generation_pb2.FINISH_REASON_FAILED)
     if reason == front_pb2.END_REASON_STOP_TOKEN:
         finished.stop_token_id = output.ending.stop_token_id
-    return finished
 
 
-def summary_message(ended: Any, *, seed: int, num_overrun: int) -> Any:
-    """A Summary; `num_overrun` tokens lie behind stop strings the scheduler had not heard of when it ended."""
-    return generation_pb2.Summary(
-        usage=generation_pb2.Usage(
-            prompt_tokens=ended.prompt_tokens,
-            cached_tokens=ended.cached_tokens,
-            output_tokens=max(0, ended.output_tokens - num_overrun),
-            recomputed_tokens=ended.recomputed_tokens,
-        ),
-        timings=generation_pb2.Timings(
-            queue_seconds=ended.queue_seconds,
-            first_token_seconds=ended.first_token_seconds,
-            decode_seconds=ended.decode_seconds,
-            total_seconds=ended.total_seconds,
-        ),
-        seed=seed,
-        worker_id=ended.worker_id,
-    )
+def write_summary(summary: Any, ended: Any, *, seed: int, num_overrun: int) -> None:
+    """Fills an empty Summary; `num_overrun` tokens lie behind stop strings the scheduler had not heard of when it
+    ended."""
+    usage, timings = summary.usage, summary.timings
+    usage.prompt_tokens = ended.prompt_tokens
+    usage.cached_tokens = ended.cached_tokens
+    usage.output_tokens = max(0, ended.output_tokens - num_overrun)
+    usage.recomputed_tokens = ended.recomputed_tokens
+    timings.queue_seconds = ended.queue_seconds
+    timings.first_token_seconds = ended.first_token_seconds
+    timings.decode_seconds = ended.decode_seconds
+    timings.total_seconds = ended.total_seconds
+    summary.seed = seed
+    summary.worker_id = ended.worker_id
 
 
 def progress_response(request_id: str, event: Any) -> Any:

@@ -24,7 +24,8 @@ from scheduler_svc.front.endings import (
     progress_response,
     rejection_error,
     slow_reader_error,
-    summary_message,
+    write_finished,
+    write_summary,
 )
 from scheduler_svc.front.errors import FrontError, UnavailableError
 from scheduler_svc.front.logprobs import MAX_POSITIONS, PromptLogprobs
@@ -251,7 +252,7 @@ class LiveRequest:
                 self._take_output(output, new)
         if self._ended is not None and not self._summary_taken:
             self._summary_taken = True
-            self._response(new).summary.CopyFrom(self._summary())
+            self._write_summary(self._response(new).summary)
 
     def cancel(self) -> None:
         """Ends the request while its reader still reads: its outputs finish as cancelled."""
@@ -260,13 +261,13 @@ class LiveRequest:
 
     def close(self) -> None:
         """The reader is gone. Idempotent."""
-        if not self.is_over:
+        if not self.is_over:  # else nothing is left to release
             # Who leaves when its time is over did not cancel, also if this process was too busy to end it first.
             is_late = self._timer is not None and self._timer.when() <= asyncio.get_running_loop().time()
             self._link.cancel(self.key, deadline=is_late, broken=not is_late)
             if self._prepared.span is not None:
                 self._prepared.span.left()
-        self._release()
+            self._release()
 
     # Inside
 
@@ -275,13 +276,16 @@ class LiveRequest:
         while True:
             text, token_ids = output.take()
             self._tell_stop(output)
-            if not token_ids and not text:
+            if token_ids or text:
+                self._add_delta(output, text, token_ids, new)
+            if not output.slot:
                 break
-            self._add_delta(output, text, token_ids, new)
         if output.ending is not None:
-            self._add_delta(output, output.finish(), (), new)
+            tail = output.finish()
+            if tail:
+                self._add_delta(output, tail, (), new)
             if not output.was_finished:
-                self._response(new).finished.CopyFrom(finished_message(output))
+                write_finished(self._response(new).finished, output)
 
     def _add_delta(self, output: Output, text: str, token_ids: Any, new: New) -> None:
         """A delta, unless it holds nothing the caller wants; several if there are many log probabilities."""
@@ -315,16 +319,17 @@ class LiveRequest:
         response.request_id = self._prepared.request_id
         return response
 
-    def _summary(self) -> Any:
-        overrun = sum(
-            max(0, output.ending.num_output_tokens - output.num_to_stop)
-            for output in self._outputs
-            if output.stop_string is not None and output.ending is not None
-        )
-        summary = summary_message(self._ended, seed=self._prepared.submit.seed, num_overrun=overrun)
+    def _write_summary(self, summary: Any) -> None:
+        overrun = 0
+        if self._prepared.stops is not None:
+            overrun = sum(
+                max(0, output.ending.num_output_tokens - output.num_to_stop)
+                for output in self._outputs
+                if output.stop_string is not None and output.ending is not None
+            )
+        write_summary(summary, self._ended, seed=self._prepared.submit.seed, num_overrun=overrun)
         if self._prepared.wants_prompt_token_ids:
             summary.prompt_token_ids.extend(self._prepared.prompt)
-        return summary
 
     def _hold(self, held: Any) -> None:
         """The scheduler waits to hear whether a stop string comes before this ending."""
@@ -363,7 +368,9 @@ class LiveRequest:
                 )
         self._ended = ended
         if self._prepared.span is not None:
-            self._prepared.span.finished(self._summary(), map(finished_message, self._outputs))
+            summary = generation_pb2.Summary()
+            self._write_summary(summary)
+            self._prepared.span.finished(summary, map(finished_message, self._outputs))
         self._release()
         self._news()
 

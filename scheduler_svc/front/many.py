@@ -243,34 +243,37 @@ class ManyStream:
     def _next_message(self) -> Any:
         """What entries have to say now."""
         message = generation_pb2.GenerateManyResponse()
+        events = message.events
+        now = self._loop.time()
         size = 0
         while self._news and size < MAX_MESSAGE_BYTES:
             entry = next(iter(self._news))
             error = self._news.pop(entry)
-            first = len(message.events)
-            self._add_events(message, entry, error)
+            first = len(events)
+            self._add_events(events, entry, error, now)
             if self._news:
-                size += sum(map(_num_bytes, message.events[first:]))
+                size += sum(map(_num_bytes, events[first:]))
         return message
 
-    def _add_events(self, message: Any, entry: _Entry, error: FrontError | None) -> None:
+    def _add_events(self, events: Any, entry: _Entry, error: FrontError | None, now: float) -> None:
+        live = entry.live
         try:
-            if error is not None or entry.live is None:
+            if error is not None or live is None:
                 raise error or InternalError()
-            entry.told_at = self._loop.time()
+            entry.told_at = now
             self._held.pop(entry, None)
-            entry.live.is_quiet = False
-            num_events = len(message.events)
-            entry.live.take_into(lambda: message.events.add().response)
-            if entry.beats and len(message.events) == num_events:
-                message.events.add(response={"request_id": entry.request_id, "heartbeat": {}})
+            live.is_quiet = False
+            num_events = len(events)
+            live.take_into(lambda: events.add().response)
+            if entry.beats and len(events) == num_events:
+                events.add(response={"request_id": entry.request_id, "heartbeat": {}})
             entry.beats = False
-            if entry.live.is_taken:
+            if live.is_taken:
                 self._remove(entry)
         except FrontError as failed:
             forget_frames(failed)
             failure = generation_pb2.GenerateManyFailure(request_id=entry.request_id, status=failed.to_status())
-            message.events.add(failure=failure)
+            events.add(failure=failure)
             self._remove(entry)
 
     async def _beat(self) -> None:

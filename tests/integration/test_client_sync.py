@@ -7,6 +7,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
+from pagewire.v1 import generation_pb2 as pb
 from pagewire_client import (
     Client,
     Delta,
@@ -22,6 +23,8 @@ from pagewire_client import (
     UnavailableError,
 )
 from pagewire_client.errors import DeadlineExceededError
+from pagewire_client.many import FIRST_BATCH_BYTES
+from pagewire_client.options import text_request
 from support.fake_server import Failure, FakeServer
 
 
@@ -210,6 +213,44 @@ def test_cancel_from_elsewhere(client: Client, server: FakeServer) -> None:
     with pytest.raises(NotFoundError):
         client.cancel("unknown")
     assert server.cancelled_ids == ["known", "unknown"]
+
+
+def long_requests() -> Iterator[pb.GenerateRequest]:
+    """Each as large as a first message."""
+    for place in range(4):
+        yield text_request("x" * FIRST_BATCH_BYTES, {"request_id": str(place)})
+
+
+def test_later_requests_are_made_while_the_first_run(client: Client, server: FakeServer) -> None:
+    def made() -> Iterator[pb.GenerateRequest]:
+        for place, request in enumerate(long_requests()):
+            assert place < 3 or server.called.wait(10)
+            yield request
+
+    assert sorted(name for name, _ in client.run_many(made(), at_hand=True)) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_what_the_requests_raise_is_raised_and_ends_the_others(
+    client: Client, server: FakeServer, at_hand: bool
+) -> None:
+    def made() -> Iterator[pb.GenerateRequest]:
+        yield from long_requests()
+        raise LookupError("no more")
+
+    with pytest.raises(LookupError, match="no more"):
+        list(client.run_many(made(), at_hand=at_hand))
+    assert server.cancelled.wait(10)
+
+
+def test_nothing_is_sent_if_the_first_request_cannot_be_made(client: Client, server: FakeServer) -> None:
+    def made() -> Iterator[pb.GenerateRequest]:
+        yield text_request("x", {"request_id": "1"})
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        list(client.run_many(made(), at_hand=True))
+    assert not server.called.is_set()
 
 
 def test_the_token_and_metadata_are_sent(server: FakeServer) -> None:

@@ -151,6 +151,14 @@ class _Generation(generation_pb2_grpc.GenerationServiceServicer):  # type: ignor
                 self._server.cancelled.wait(timeout=20)
                 return
 
+    def GenerateMany(self, messages: Iterator[generation_pb2.GenerateManyRequest], context: Any) -> Iterator[Any]:
+        context.add_callback(self._server.cancelled.set)
+        for message in messages:
+            requests = [message.start] if message.HasField("start") else []
+            for request in (*requests, *map(generation_pb2.GenerateRequest.FromString, message.starts)):
+                self._begin(request, context)
+                yield generation_pb2.GenerateManyResponse(events=[{"response": event} for event in events_of(request)])
+
     def GenerateOnce(self, request: generation_pb2.GenerateOnceRequest, context: Any) -> Any:
         failure = self._begin(request.request, context)
         if failure is not None:

@@ -60,10 +60,10 @@ def requests(number: int) -> list[pb.GenerateRequest]:
     return [pb.GenerateRequest(request_id=str(place), text="x" * 90) for place in range(number)]
 
 
-def run(channel: Channel, asked: Iterable[pb.GenerateRequest]) -> list[str]:
+def run(channel: Channel, asked: Iterable[pb.GenerateRequest], *, at_hand: bool = True) -> list[str]:
     """Ids in the order in which they ended; odd ones fail."""
     runner: Any = Many(channel)  # type: ignore[arg-type]
-    outcomes = list(runner.run(asked))
+    outcomes = list(runner.run(asked, at_hand=at_hand))
     assert all(isinstance(outcome, ServerError) == bool(int(name) % 2) for name, outcome in outcomes)
     assert all(stream.is_cancelled for stream in channel.streams)
     return [name for name, _ in outcomes]
@@ -88,13 +88,29 @@ def test_many_requests_are_few_messages_the_first_of_them_short(monkeypatch: pyt
 
 def test_requests_that_come_one_by_one_go_out_so() -> None:
     channel = Channel()
-    assert run(channel, iter(requests(3))) == ["0", "1", "2"]
+    assert run(channel, iter(requests(3)), at_hand=False) == ["0", "1", "2"]
     assert (channel.alone, channel.streamed) == ([], [["0"], ["1"], ["2"]])
+
+
+def test_a_request_is_made_when_it_is_to_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the one that shows that its message is full."""
+    monkeypatch.setattr(many, "FIRST_BATCH_BYTES", requests(1)[0].ByteSize())
+    channel, seen = Channel(), []
+
+    def made() -> Iterator[pb.GenerateRequest]:
+        for request in requests(9):
+            seen.append(sum(map(len, channel.streamed)))  # sent before
+            yield request
+
+    assert run(channel, made()) == [str(place) for place in range(9)]
+    assert channel.streamed == [["0"], ["1", "2", "3", "4"], ["5", "6", "7", "8"]]
+    assert seen == [0, 0, 1, 1, 1, 1, 5, 5, 5]
 
 
 def test_no_request_asks_for_nothing() -> None:
     channel = Channel()
     assert run(channel, []) == []
+    assert run(channel, iter([]), at_hand=False) == []
     assert not channel.streams
 
 

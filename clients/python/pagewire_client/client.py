@@ -161,16 +161,23 @@ class Client:
         return self._stream(chat_request(messages, options), timeout)
 
     def run_many(
-        self, requests: Iterable[generation_pb2.GenerateRequest], *, timeout: float | None = None
+        self,
+        requests: Iterable[generation_pb2.GenerateRequest],
+        *,
+        at_hand: bool | None = None,
+        timeout: float | None = None,
     ) -> Iterator[tuple[str, Generation | ServerError]]:
         """Runs requests with ids of their own over one stream; yields (id, outcome) in the order in which they end.
 
-        A list goes out at once, in few messages; of anything else each goes out when it comes.
+        ``at_hand``: none of them must be waited for (default: whether it is a list), so they go out in few messages;
+        otherwise each goes out when it comes. Either way requests are taken as they are sent, while those before them
+        run; but for the first ones a thread of gRPC takes them.
 
-        Raises: ServerError if the stream as a whole breaks.
+        Raises: ServerError if the stream as a whole breaks, and what ``requests`` raises.
         """
         deadline = self._timeout if timeout is None else timeout
-        return self._many.run(requests, timeout=call_timeout(deadline), metadata=self._metadata)
+        is_at_hand = isinstance(requests, Sequence) if at_hand is None else at_hand
+        return self._many.run(requests, at_hand=is_at_hand, timeout=call_timeout(deadline), metadata=self._metadata)
 
     def cancel(self, request_id: str, *, timeout: float | None = None) -> None:
         """Ends a request from elsewhere; its stream ends with CANCELLED outputs. Raises: NotFoundError."""

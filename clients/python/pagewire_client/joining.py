@@ -42,8 +42,8 @@ class Joiner:
 
     def result(self, request_id: str) -> Generation:
         """The whole. Raises: InternalError if the stream ended without its summary or without ending an output."""
-        unended = sorted(set(self._texts) - set(self._finished))
-        if self._summary is None or unended or not self._finished:
+        has_all_ends = bool(self._finished) and self._texts.keys() <= self._finished.keys()
+        if self._summary is None or not has_all_ends:
             raise InternalError("the stream ended early", code=grpc.StatusCode.DATA_LOSS)
         outputs = tuple(self._output(self._finished[index]) for index in sorted(self._finished))
         return Generation(

@@ -11,7 +11,7 @@ import itertools
 import logging
 import random
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -121,46 +121,50 @@ class LLM:
             raise ValueError("this LLM is closed")
         params = _one_each(sampling_params, len(asked))
         outputs: dict[str, RequestOutput] = {}
-        places: dict[str, int] = {}
-        requests: dict[str, pb.GenerateRequest] = {}
         names = [str(next(self._numbers)) for _ in asked]
-        for place, (name, (text, prompt)) in enumerate(zip(names, asked, strict=True)):
-            request = self._request(name, prompt, params[place], more)
-            if isinstance(request, pb.GenerateRequest):
-                requests[name] = request
-                places[name] = place
-            else:
-                outputs[name] = failed_output(name, text, prompt, request)
+        places = {name: place for place, name in enumerate(names)}
+        seeds = [None if self._seeds is None else self._seeds.getrandbits(64) for _ in asked]
+        ids: dict[str, list[int]] = {}
+
+        def requests() -> Iterator[pb.GenerateRequest]:
+            """Made as they are sent, the last while the first run; what costs time is done here, not at the end."""
+            for place, (name, (text, prompt)) in enumerate(zip(names, asked, strict=True)):
+                request = _request(name, prompt, params[place], seeds[place], more)
+                if isinstance(request, pb.GenerateRequest):
+                    ids[name] = token_ids_of(request.token_ids)
+                    yield request
+                else:
+                    outputs[name] = failed_output(name, text, prompt, request)
+
         with Progress(len(asked), shown=use_tqdm) as progress:
-            progress.skip(len(outputs))
-            for name, outcome in self._client.run_many(list(requests.values())):
+            for name, outcome in self._client.run_many(requests(), at_hand=True):
                 text, prompt = asked[places[name]]
-                ids = token_ids_of(requests[name].token_ids)
-                outputs[name] = request_output(name, text, prompt, params[places[name]], outcome, ids)
+                outputs[name] = request_output(name, text, prompt, params[places[name]], outcome, ids[name])
                 progress.add(outputs[name])
+            progress.skip(len(asked) - len(ids))
         failed = [place for place, name in enumerate(names) if outputs[name].error is not None]
         if failed:
             first = outputs[names[failed[0]]].error
             log.warning("%d of %d prompts failed, the first at index %d: %s", len(failed), len(asked), failed[0], first)
         return [outputs[name] for name in names]
 
-    def _request(
-        self, name: str, prompt: Any, params: SamplingParams | None, more: Mapping[str, Any]
-    ) -> pb.GenerateRequest | InvalidRequestError | TypeError:
-        """The message, or why there can be none."""
-        try:
-            options = {"max_tokens": MAX_TOKENS} if params is None else params.options()
-            options |= {"request_id": name, "token_ids": True, "prompt_token_ids": True, "max_delay_ms": MAX_DELAY_MS}
-            if options.get("seed") is None and self._seeds is not None:
-                options["seed"] = self._seeds.getrandbits(64)
-            if more:
-                return chat_request(_plain_messages(prompt), {**options, **more})
-            request = text_request(_prompt_of(prompt), options)
-            if request.HasField("token_ids") and not request.prompt_options.HasField("truncate_prompt_tokens"):
-                request.output.prompt_token_ids = False  # they are the caller's own
-            return request
-        except (InvalidRequestError, TypeError) as error:
-            return error
+
+def _request(
+    name: str, prompt: Any, params: SamplingParams | None, seed: int | None, more: Mapping[str, Any]
+) -> pb.GenerateRequest | InvalidRequestError | TypeError:
+    """The message, or why there can be none. ``seed`` is for one without a seed of its own."""
+    try:
+        options: dict[str, Any] = {"max_tokens": MAX_TOKENS} if params is None else params.options()
+        options |= {"request_id": name, "token_ids": True, "prompt_token_ids": True, "max_delay_ms": MAX_DELAY_MS}
+        options.setdefault("seed", seed)
+        if more:
+            return chat_request(_plain_messages(prompt), {**options, **more})
+        request = text_request(_prompt_of(prompt), options)
+        if request.HasField("token_ids") and not request.prompt_options.HasField("truncate_prompt_tokens"):
+            request.output.prompt_token_ids = False  # they are the caller's own
+        return request
+    except (InvalidRequestError, TypeError) as error:
+        return error
 
 
 def _close(*steps: Any) -> None:

@@ -1,14 +1,17 @@
 """Many requests over one GenerateMany stream: what became of each, as they end.
 
+Requests are taken as they are sent, by gRPC's thread but for the first ones: the server begins with them while the
+others are made.
+
 Invariants: every request yields once, a whole Generation or the error that it ended with; a failing request touches no
-other; leaving the iteration early, however, cancels what still runs.
+other; leaving the iteration early, however, cancels what still runs, and so does an error of the iterable, which is
+raised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import grpc
@@ -19,9 +22,9 @@ from .errors import InternalError, ServerError, from_rpc_error, from_status
 from .joining import Joiner
 from .results import Generation, Summary
 
-FIRST_BATCH_BYTES, MAX_BATCH_BYTES = 64 * 1024, 1024 * 1024
-"""Requests of one message: the first message is short, so that the server begins while the next, twice as long, is
-made. A larger request goes alone."""
+FIRST_BATCH_BYTES, GROWTH, MAX_BATCH_BYTES = 8 * 1024, 4, 1024 * 1024
+"""Requests of one message: the first message is short, so that the server begins while the next, longer by this factor,
+is made. A larger request goes alone."""
 
 Outcomes = Generator[tuple[str, Generation | ServerError], None, None]
 
@@ -40,65 +43,98 @@ class Many:
         # third of a millisecond less to begin.
         self._method_of_one_message: Any = channel.unary_stream(name, **kinds)
 
-    def run(self, requests: Iterable[pb.GenerateRequest], **call: Any) -> Outcomes:
+    def run(self, requests: Iterable[pb.GenerateRequest], *, at_hand: bool, **call: Any) -> Outcomes:
         """Sends requests, each with an id of its own, and yields (id, outcome) in the order in which they end.
 
-        ``call`` are timeout and metadata. Raises: ServerError if the stream breaks.
+        ``at_hand``: none has to be waited for, so they may share messages; otherwise each goes out when it comes.
+        ``call`` are timeout and metadata. Raises: ServerError if the stream breaks, and what ``requests`` raises.
         """
-        joiners: dict[str, Joiner] = {}
-        if not isinstance(requests, Sequence):
-            # They may come one by one, and each goes out when it does.
-            yield from _outcomes(self._method((_message([each], joiners) for each in requests), **call), joiners)
+        batches = _batches(requests) if at_hand else _alone(requests)
+        some, are_all = next(batches)
+        if not some:
             return
-        messages = (_message(some, joiners) for some in _batches(requests))
-        first, second = next(messages, None), next(messages, None)
-        if first is None:
-            return
-        if second is None:
+        sent = _Sent()
+        first = sent.message(some, are_all)
+        if are_all:
             stream = self._method_of_one_message(first, **call)
         else:
-            stream = self._method(chain((first, second), messages), **call)
-        with closing(_outcomes(stream, joiners)) as outcomes:
-            yield from islice(outcomes, len(requests))  # no need to wait for the status
+            stream = self._method(chain((first,), sent.messages(batches)), **call)
+        yield from _outcomes(stream, sent)
 
 
-def _batches(requests: Sequence[pb.GenerateRequest]) -> Iterator[list[pb.GenerateRequest]]:
+Batches = Iterator[tuple[list[pb.GenerateRequest], bool]]
+"""Requests of each message, and whether it is the last."""
+
+
+def _alone(requests: Iterable[pb.GenerateRequest]) -> Batches:
+    """A message each, as they come; which one is the last is not known before there is no other."""
+    for request in requests:
+        yield [request], False
+    yield [], True
+
+
+def _batches(requests: Iterable[pb.GenerateRequest]) -> Batches:
     """Requests that go out in one message, which costs both sides more than a request of some hundred tokens."""
     some: list[pb.GenerateRequest] = []
     num_bytes, most = 0, FIRST_BATCH_BYTES
     for request in requests:
         size = request.ByteSize()
         if some and num_bytes + size > most:
-            yield some
-            some, num_bytes, most = [], 0, min(2 * most, MAX_BATCH_BYTES)
+            yield some, False
+            some, num_bytes, most = [], 0, min(GROWTH * most, MAX_BATCH_BYTES)
         some.append(request)
         num_bytes += size
-    if some:
-        yield some
+    yield some, True
 
 
-def _message(requests: Sequence[pb.GenerateRequest], joiners: dict[str, Joiner]) -> pb.GenerateManyRequest:
-    """The message that starts these requests; their answers are going to be joined."""
-    joiners.update((request.request_id, Joiner()) for request in requests)
-    if len(requests) == 1:
-        return pb.GenerateManyRequest(start=requests[0])
-    return pb.GenerateManyRequest(starts=[request.SerializeToString() for request in requests])
+class _Sent:
+    """What became of the requests so far: written by the thread that sends them, read by the one that hears of them."""
+
+    def __init__(self) -> None:
+        self.joiners: dict[str, Joiner] = {}
+        """Of requests that have not ended."""
+        self.are_all = False
+        self.error: Exception | None = None
+        """What the iterable of requests raised."""
+
+    def message(self, requests: Sequence[pb.GenerateRequest], are_all: bool) -> pb.GenerateManyRequest:
+        """The message that starts these requests; their answers are going to be joined."""
+        self.joiners.update((request.request_id, Joiner()) for request in requests)
+        self.are_all = are_all
+        if len(requests) == 1:
+            return pb.GenerateManyRequest(start=requests[0])
+        return pb.GenerateManyRequest(starts=[request.SerializeToString() for request in requests])
+
+    def messages(self, batches: Batches) -> Iterator[pb.GenerateManyRequest]:
+        """The others."""
+        try:
+            for requests, are_all in batches:
+                if requests:
+                    yield self.message(requests, are_all)
+            self.are_all = True
+        except Exception as error:
+            self.error = error
+            raise  # so that gRPC ends the call
 
 
-def _outcomes(stream: Any, joiners: dict[str, Joiner]) -> Outcomes:
-    """What a stream tells of the requests in ``joiners``, which ends with it."""
+def _outcomes(stream: Any, sent: _Sent) -> Outcomes:
+    """What a stream tells of the requests in ``sent``, which end with it."""
     try:
         for message in stream:
             for event in message.events:
-                ended = _take(joiners, event)
+                ended = _take(sent.joiners, event)
                 if ended is not None:
                     yield ended
+            if sent.are_all and not sent.joiners:
+                return  # no need to wait for the status
     except grpc.RpcError as error:
+        if sent.error is not None:
+            raise sent.error from None
         raise from_rpc_error(error) from None
     finally:
         stream.cancel()
-    if joiners:
-        raise InternalError(f"{len(joiners)} requests never ended", code=grpc.StatusCode.DATA_LOSS)
+    if sent.joiners:
+        raise InternalError(f"{len(sent.joiners)} requests never ended", code=grpc.StatusCode.DATA_LOSS)
 
 
 def _take(joiners: dict[str, Joiner], message: pb.GenerateManyEvent) -> tuple[str, Generation | ServerError] | None:

@@ -23,7 +23,7 @@ class Progress:
         self._prompt_tokens = self._output_tokens = 0
 
     def skip(self, count: int) -> None:
-        """So many prompts failed before anything ran."""
+        """So many prompts were refused before they ran."""
         if self._bar is not None:
             self._bar.update(count)
 

@@ -56,7 +56,7 @@ def request_output(
     prompt: Any,
     params: SamplingParams | None,
     outcome: Generation | ServerError,
-    token_ids: Sequence[int] = (),
+    token_ids: list[int] | None = None,
 ) -> RequestOutput:
     """The value for what a request ended with. ``token_ids`` are its prompt's if the answer does not tell them."""
     if isinstance(outcome, ServerError):
@@ -65,7 +65,7 @@ def request_output(
     return RequestOutput(
         request_id=request_id,
         prompt=text,
-        prompt_token_ids=list(outcome.summary.prompt_token_ids or token_ids),
+        prompt_token_ids=list(outcome.summary.prompt_token_ids) or token_ids or [],
         outputs=[_completion(output, stop_ids) for output in outcome.outputs],
         num_cached_tokens=outcome.usage.cached_tokens,
         metrics=outcome.summary.timings,
