@@ -236,6 +236,7 @@ def test_what_the_requests_raise_is_raised_and_ends_the_others(
 ) -> None:
     def made() -> Iterator[pb.GenerateRequest]:
         yield from long_requests()
+        assert server.called.wait(10)
         raise LookupError("no more")
 
     with pytest.raises(LookupError, match="no more"):

@@ -22,7 +22,7 @@ from .errors import InternalError, ServerError, from_rpc_error, from_status
 from .joining import Joiner
 from .results import Generation, Summary
 
-FIRST_BATCH_BYTES, GROWTH, MAX_BATCH_BYTES = 8 * 1024, 4, 1024 * 1024
+FIRST_BATCH_BYTES, GROWTH, MAX_BATCH_BYTES = 16 * 1024, 4, 1024 * 1024
 """Requests of one message: the first message is short, so that the server begins while the next, longer by this factor,
 is made. A larger request goes alone."""
 
