@@ -38,6 +38,8 @@ class Shape:
     step: float
     row: float
     prompt_token: float
+    key: float
+    """For each key that a prompt token attends to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,8 @@ class Work:
 
 
 SHAPES = {
-    "0.6b": Shape(step=0.0022, row=17e-6, prompt_token=1.55e-6),
-    "8b": Shape(step=0.0045, row=28e-6, prompt_token=22e-6),
+    "0.6b": Shape(step=0.0022, row=17e-6, prompt_token=1.8e-6, key=0.7e-9),
+    "8b": Shape(step=0.0045, row=28e-6, prompt_token=21e-6, key=1.3e-9),
 }
 WORKLOADS = {
     "serve256": Work(num_streams=256, num_requests=768, prompt=512, output=128),
@@ -138,10 +140,11 @@ class Streams:
             self._apply(events)
             if plan is None:
                 return
-            shape = self._shape
+            shape, record = self._shape, worker.in_flight[-1]
             seconds = shape.step + shape.row * plan.num_scheduled_rows + shape.prompt_token * sum(plan.chunk_tokens)
+            seconds += shape.key * sum(count * (computed - count / 2) for _, count, computed in record.chunks)
             self._free_at = max(self._now, self._free_at) + seconds
-            rows = worker.in_flight[-1].sampling_rows
+            rows = record.sampling_rows
             keys = [worker.rows[Row(row)].request.key for row in rows]
             tokens = array("i", bytes(4 * len(rows)))
             result = StepResult(worker_id=_WORKER, step_id=plan.step_id, rows=rows, token_ids=tokens, seconds=seconds)

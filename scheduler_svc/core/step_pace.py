@@ -14,7 +14,7 @@ _MEMORY = 0.8
 """Weight of what was known in an average."""
 _LEAST_TOKENS = 16
 """So many prompt tokens are always allowed, so that every prompt comes to its end; fewer teach nothing."""
-_SOON_SECONDS = 0.04
+_SOON_SECONDS = 0.1
 """A first token within this time is as good as at once."""
 _LONG = 3
 """A prompt is long that takes so many times what the rows of a step take."""
