@@ -169,7 +169,16 @@ def test_a_pace_is_learnt_and_forgets() -> None:
 
 @pytest.mark.parametrize(
     ("num_waiting", "waited_ms", "tokens"),
-    [(10, 0, 16), (64, 0, 16), (64, 80, 22), (64, 85, 64), (64, 89, None), (128, 60, 22), (787, 0, 787), (788, 0, None)],
+    [
+        (10, 0, 16),
+        (64, 0, 16),
+        (64, 80, 22),
+        (64, 85, 64),
+        (64, 89, None),
+        (128, 60, 22),
+        (787, 0, 787),
+        (788, 0, None),
+    ],
 )
 def test_a_long_prompt_is_spread_if_its_first_token_still_comes_soon(
     num_waiting: int, waited_ms: int, tokens: int | None
