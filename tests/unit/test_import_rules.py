@@ -75,7 +75,8 @@ def imports(path: Path, *, at_load: bool = False) -> Iterator[str]:
 
 
 def modules(package: str) -> list[Path]:
-    return sorted(FOLDERS[package].rglob("*.py"))
+    """Without what a compilation has copied, which stays there if it is interrupted."""
+    return sorted(path for path in FOLDERS[package].rglob("*.py") if "__compiled__" not in path.parts)
 
 
 def foreign(names: Iterator[str], allowed: set[str]) -> set[str]:
