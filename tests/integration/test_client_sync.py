@@ -264,3 +264,17 @@ def test_the_token_and_metadata_are_sent(server: FakeServer) -> None:
 def test_no_server_is_unavailable() -> None:
     with Client("127.0.0.1:1") as client, pytest.raises(UnavailableError):
         client.health(timeout=5)
+
+
+@pytest.mark.parametrize("error", [ValueError(), KeyboardInterrupt(), SystemExit(), GeneratorExit()])
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_what_breaks_off_the_requests_is_raised(client: Client, error: BaseException, at_hand: bool) -> None:
+    """Also what is no Exception, by which a thread of gRPC would die and leave the call open."""
+
+    def requests() -> Iterator[pb.GenerateRequest]:
+        for place in range(3):
+            yield pb.GenerateRequest(request_id=str(place), text="x" * 9000)
+        raise error
+
+    with pytest.raises(type(error)):
+        list(client.run_many(requests(), at_hand=at_hand, timeout=10))

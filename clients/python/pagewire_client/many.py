@@ -94,7 +94,7 @@ class _Sent:
         self.joiners: dict[str, Joiner] = {}
         """Of requests that have not ended."""
         self.are_all = False
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         """What the iterable of requests raised."""
 
     def message(self, requests: Sequence[pb.GenerateRequest], are_all: bool) -> pb.GenerateManyRequest:
@@ -107,14 +107,16 @@ class _Sent:
 
     def messages(self, batches: Batches) -> Iterator[pb.GenerateManyRequest]:
         """The others."""
-        try:
-            for requests, are_all in batches:
-                if requests:
-                    yield self.message(requests, are_all)
-            self.are_all = True
-        except Exception as error:
-            self.error = error
-            raise  # so that gRPC ends the call
+        while not self.are_all:
+            try:
+                requests, are_all = next(batches)
+            except BaseException as error:
+                # Whatever it is goes to the caller; gRPC ends the call for an Exception alone.
+                self.error = error
+                raise RuntimeError("the requests broke off") from error
+            if requests:
+                yield self.message(requests, are_all)
+            self.are_all = are_all
 
 
 def _outcomes(stream: Any, sent: _Sent) -> Outcomes:
