@@ -266,9 +266,9 @@ def test_no_server_is_unavailable() -> None:
         client.health(timeout=5)
 
 
-@pytest.mark.parametrize("error", [ValueError(), KeyboardInterrupt(), SystemExit(), GeneratorExit()])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
 @pytest.mark.parametrize("at_hand", [True, False])
-def test_what_breaks_off_the_requests_is_raised(client: Client, error: BaseException, at_hand: bool) -> None:
+def test_what_breaks_off_the_requests_is_raised(client: Client, error: type[BaseException], at_hand: bool) -> None:
     """Also what is no Exception, by which a thread of gRPC would die and leave the call open."""
 
     def requests() -> Iterator[pb.GenerateRequest]:
@@ -276,5 +276,5 @@ def test_what_breaks_off_the_requests_is_raised(client: Client, error: BaseExcep
             yield pb.GenerateRequest(request_id=str(place), text="x" * 9000)
         raise error
 
-    with pytest.raises(type(error)):
+    with pytest.raises(error):
         list(client.run_many(requests(), at_hand=at_hand, timeout=10))
