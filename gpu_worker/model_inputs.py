@@ -5,16 +5,14 @@ same, so that a CUDA graph finds them there. The token ids of decoding rows are 
 before put them, so that a step can be launched before the one before it is known to the host.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from pagewire_kernels import AttentionBatch, SamplingBatch, SharedPrefixes
 
 from gpu_worker.batch_plan import RowIds
-from gpu_worker.pinned_memory import PinnedRing
+from gpu_worker.pinned_memory import TORCH_DTYPES, PinnedRing
 from gpu_worker.request_rows import RequestRows, RowLimits, StepWork
 from gpu_worker.shared_groups import max_tiles
 from gpu_worker.step_columns import Columns, Layout, fill_columns, layout_of, layout_of_sizes, move_columns
@@ -174,11 +172,8 @@ def _most_bytes(limits: RowLimits) -> int:
     )
 
 
-_TORCH_DTYPES: Mapping[Any, torch.dtype] = {np.int32: torch.int32, np.int64: torch.int64, np.float32: torch.float32}
-
-
 def _view(memory: torch.Tensor, layout: Layout, shape: StepShape) -> StepInputs:
-    parts = {name: memory[start:end].view(_TORCH_DTYPES[dtype]) for name, (start, end, dtype) in layout.spans.items()}
+    parts = {name: memory[start:end].view(TORCH_DTYPES[dtype]) for name, (start, end, dtype) in layout.spans.items()}
     return StepInputs(
         shape=shape,
         token_ids=parts["token_ids"],

@@ -1,7 +1,7 @@
 """Pinned host memory: what steps take turns in, so that a copy to the device needs no allocation and no wait, and what
 a few columns travel in together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 
 _ALIGNMENT = 16
-_TORCH_DTYPES = {"i4": torch.int32, "i8": torch.int64, "f4": torch.float32}
+TORCH_DTYPES: Mapping[Any, torch.dtype] = {np.int32: torch.int32, np.int64: torch.int64, np.float32: torch.float32}
+"""Of columns, by numpy's type."""
 
 
 class PinnedRing:
@@ -45,6 +46,6 @@ def upload_together(columns: Sequence[npt.NDArray[Any]], device: torch.device) -
         memory[start : start + column.nbytes] = np.ascontiguousarray(column).view(np.uint8).ravel()
     together = on_host.to(device, non_blocking=True)
     return [
-        together[start : start + column.nbytes].view(_TORCH_DTYPES[column.dtype.str[1:]]).view(column.shape)
+        together[start : start + column.nbytes].view(TORCH_DTYPES[column.dtype.type]).view(column.shape)
         for start, column in zip(starts, columns, strict=True)
     ]
